@@ -22,7 +22,7 @@ type jobFlags struct {
 	Until       string `help:"When tasks that have not begun expire (default: 24h); with --cron or --follow, the end of the job." placeholder:"24h|TIME"`
 	Window      string `help:"Begin only inside a window: its cron expression, a slash, how long it is open, such as '0 2 * * */3h'." placeholder:"CRON/DURATION"`
 	Rate        string `help:"How many devices begin: 20/s, 30/m, 100/h or unlimited (default 20/s)." placeholder:"30/m"`
-	Concurrency int    `help:"How many devices at once (default 32)." placeholder:"N"`
+	Concurrency int    `help:"How many devices at once (default 32, or the number of --stop if that is less)." placeholder:"N"`
 	Stages      string `help:"Go on in stages of so many successes in all, each with a pause after it or :hold, such as 1:30m,5%:2h,100%." placeholder:"LIST"`
 	Stop        string `help:"Halt after so many failures, or at a share of them, such as 2 or 5%." placeholder:"N|SHARE"`
 	Retry       string `help:"Repeat failed tasks so often, with an optional pause, such as 2 or 2:10m." placeholder:"N[:PAUSE]"`

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,7 +79,7 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app) error {
 }
 
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
-	rows := [][]string{{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "CREATED", "BY"}}
+	rows := [][]string{{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}}
 	for j, err := range c.Jobs(ctx, cmd.State, cmd.Device) {
 		if err != nil {
 			return err
@@ -88,8 +91,8 @@ func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, 
 			continue
 		}
 		n := j.Counts
-		rows = append(rows, []string{j.ID, stateText(&j.Job), actionText(&j.Spec.Action), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
-			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy})
+		rows = append(rows, []string{j.ID, stateText(&j.Job), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
+			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy})
 	}
 	if cmd.JSON {
 		return nil
@@ -137,7 +140,11 @@ func (cmd *jobsListCmd) show(ctx context.Context, a *app, c *apiclient.Client) e
 		add("pace", fmt.Sprintf("%s, %d at once", p.Rate, p.Concurrency))
 	}
 	if n := len(j.Spec.Stages); n > 0 {
-		add("stage", fmt.Sprintf("%d of %d (%s)", min(j.Stage, n), n, stagesText(j.Spec.Stages)))
+		text := fmt.Sprintf("%d of %d (%s)", min(j.Stage, n), n, stagesText(j.Spec.Stages))
+		if j.State == "running" && j.Reason == "hold" {
+			text += fmt.Sprintf("; it has passed, and `fleetd jobs advance %s` opens the next", j.ID)
+		}
+		add("stage", text)
 	}
 	add("stop", stopText(j.Spec.Stop))
 	add("retry", retryText(j.Spec.Retry))
@@ -167,14 +174,39 @@ func stateText(j *api.Job) string {
 	return j.State + " (" + j.Reason + ")"
 }
 
+// actionWidth is how much of an action a list shows.
+const actionWidth = 60
+
+// actionText is the action with its arguments or its text.
 func actionText(x *api.JobAction) string {
 	switch {
 	case x.Call != nil:
-		return "call " + x.Call.Tool
+		return "call " + x.Call.Tool + membersText(x.Call.Arguments, "")
 	case x.Restart != nil:
 		return "restart " + x.Restart.When
 	}
-	return "message"
+	var message struct{ Type string }
+	_ = json.Unmarshal(x.Message, &message) // the node has checked it
+	return strings.TrimRight("message "+message.Type, " ") + membersText(x.Message, "type")
+}
+
+// membersText writes the members of an object as the command line takes them, in order of their names, but for one.
+func membersText(object json.RawMessage, without string) (text string) {
+	var members map[string]json.RawMessage
+	if len(object) == 0 || json.Unmarshal(object, &members) != nil {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(members)) {
+		value := string(members[key])
+		var plain string
+		if json.Unmarshal(members[key], &plain) == nil && plain != "" && !strings.ContainsAny(plain, " \t\r\n\"") {
+			value = plain
+		}
+		if key != without {
+			text += " " + key + "=" + value
+		}
+	}
+	return text
 }
 
 func selectionText(spec *api.JobSpec) string {
@@ -382,7 +414,7 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"JOB", "STATE", "WAITS FOR", "DUE", "ATTEMPT"}}
+	rows := [][]string{{"JOB", "STATE", "WAITS FOR", "DUE", "ATTEMPT", "ACTION"}}
 	for _, t := range queue {
 		if cmd.JSON {
 			if err := printJSONLine(a.stdout, t.Raw); err != nil {
@@ -390,7 +422,11 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
 			}
 			continue
 		}
-		rows = append(rows, []string{t.Job, t.State, t.Reason, utcText(t.DueAt), strconv.Itoa(t.Attempt)})
+		j, err := c.Job(ctx, t.Job)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{t.Job, t.State, t.Reason, utcText(t.DueAt), strconv.Itoa(t.Attempt), cut(actionText(&j.Spec.Action), actionWidth)})
 	}
 	if cmd.JSON {
 		return nil

@@ -25,15 +25,15 @@ func TestJobs(t *testing.T) {
 		"POST /v1/devices/a/tools/self.reboot/call":            `{"job":"06q0000000abcdefghjk"}`,
 	})
 	f.run("jobs").is(t, exitOK, strings.Join([]string{
-		"JOB                   STATE    ACTION              DEVICES   DONE    OK  FAILED  UNKNOWN  CREATED              BY",
-		"06q0000000abcdefghjk  running  call self.lamp.set  room=lab  1 of 3  1   0       0        2026-08-01 12:00:00  admin token",
+		"JOB                   STATE    ACTION              DEVICES   DONE    OK  FAILED  UNKNOWN  REFUSED  EXPIRED  CREATED              BY",
+		"06q0000000abcdefghjk  running  call self.lamp.set  room=lab  1 of 3  1   0       0        0        0        2026-08-01 12:00:00  admin token",
 		""}, "\n"), "")
 	f.run("jobs", "--state", "paused").is(t, exitOK, "no jobs; `fleetd jobs run SELECT TOOL` starts one\n", "")
 	f.run("jobs", "pause", "06q0000000abcdefghjk", "--reason", "lunch").is(t, exitOK, "job 06q0000000abcdefghjk is paused (lunch); 1 of 3 done, 1 running, 1 ok\n", "")
 	f.run("jobs", "retry", "06q0000000abcdefghjk", "--outcome", "failed,unknown")
 	f.run("jobs", "report", "06q0000000abcdefghjk").is(t, exitOK, "device,round\n", "")
 	f.run("jobs", "report", "last").is(t, exitOK, "device,round\n", "")
-	f.run("queue", "a").is(t, exitOK, "JOB                   STATE    WAITS FOR  DUE  ATTEMPT\n06q0000000abcdefghjk  waiting  offline         0\n", "")
+	f.run("queue", "a").is(t, exitOK, "JOB                   STATE    WAITS FOR  DUE  ATTEMPT  ACTION\n06q0000000abcdefghjk  waiting  offline         0        call self.lamp.set\n", "")
 	f.run("queue", "a", "--cancel", "06q0000000abcdefghjk").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
 	f.run("queue", "a", "--cancel", "last").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
 	f.run("call", "a", "self.reboot", "--later", "24h").is(t, exitOK, "a is not connected; job 06q0000000abcdefghjk calls it when it is back: `fleetd jobs 06q0000000abcdefghjk`\n", "")
@@ -119,6 +119,25 @@ func TestJobShowsItsRules(t *testing.T) {
 		"begun     2026-08-01T12:00:01Z",
 		"until     2026-08-02T12:00:00Z",
 		""}, "\n"), "")
+}
+
+// An action is named with its arguments or its text, and a stage on hold with what it waits for.
+func TestJobShowsItsAction(t *testing.T) {
+	f := newAPI(t, map[string]string{"GET /v1/jobs/06q0000000abcdefghjk": strings.NewReplacer(`{"tool":"self.lamp.set"}`,
+		`{"tool":"self.lamp.set","arguments":{"on":true,"text":"good night","mode":"warm"}}`, `"when":{}`, `"when":{},"stages":[{"ok":1,"hold":true},{"ok":"100%"}]`,
+		`"reason":""`, `"reason":"hold"`, `"stage":0`, `"stage":1`).Replace(jobJSON)})
+	got := f.run("jobs", "06q0000000abcdefghjk").stdout
+	for _, want := range []string{`  call self.lamp.set mode=warm on=true text="good night"`,
+		"  1 of 2 (1:hold, 100%); it has passed, and `fleetd jobs advance 06q0000000abcdefghjk` opens the next"} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("%q is not in\n%s", want, got)
+		}
+	}
+	f = newAPI(t, map[string]string{"GET /v1/jobs/06q0000000abcdefghjk": strings.Replace(jobJSON, `{"call":{"tool":"self.lamp.set"}}`,
+		`{"message":{"type":"alert","status":"Note","message":"The lab closes"}}`, 1)})
+	if got := f.run("jobs", "06q0000000abcdefghjk").stdout; !strings.Contains(got, `  message alert message="The lab closes" status=Note`+"\n") {
+		t.Error(got)
+	}
 }
 
 func TestJobFlags(t *testing.T) {

@@ -68,7 +68,7 @@ type JobWindow struct {
 // JobPace limits how fast tasks begin, over all nodes.
 type JobPace struct {
 	Rate        string `json:"rate,omitempty" doc:"Tasks per second, minute or hour: 20/s, 30/m, 100/h; unlimited: no limit. Default 20/s." example:"30/m"`
-	Concurrency int    `json:"concurrency,omitempty" minimum:"0" maximum:"100000" doc:"Tasks that run at once; default 32."`
+	Concurrency int    `json:"concurrency,omitempty" minimum:"0" maximum:"100000" doc:"Tasks that run at once; default 32, or stop.failed if that is less."`
 }
 
 // JobStage is a part of a job's devices that comes before the rest.
@@ -146,14 +146,14 @@ func (a *Amount) UnmarshalJSON(data []byte) (err error) {
 type Job struct {
 	ID        string    `json:"id"`
 	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Reason    string    `json:"reason" doc:"Why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key."`
+	Reason    string    `json:"reason" doc:"Why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
 	Spec      JobSpec   `json:"spec" doc:"As given, with defaults filled in."`
 	Stage     int       `json:"stage" doc:"The current stage, from 1; 0 without stages."`
 	Round     int64     `json:"round" doc:"How often a repeating job has fired; else 0."`
 	NextAt    Time      `json:"next_at" doc:"When it fires next, or begins; null if it has."`
 	Until     Time      `json:"until"`
 	Counts    JobCounts `json:"counts"`
-	Missed    int64     `json:"missed" doc:"Firings that no node was there for."`
+	Missed    int64     `json:"missed" doc:"Firings that no node was there for, or that came while the round before was prepared."`
 	CreatedBy string    `json:"created_by" doc:"Name of the key."`
 	CreatedAt Time      `json:"created_at"`
 	BegunAt   Time      `json:"begun_at" doc:"When its first task began; null if none has."`

@@ -34,6 +34,7 @@ const (
 	MaxUntil         = 30 * 24 * time.Hour
 	MaxStanding      = 10 * 366 * 24 * time.Hour // of jobs with cron or follow
 	MissedAfter      = 5 * time.Minute           // a firing later than this is counted, not made up
+	maxMissed        = 10_000                    // firings that are counted as missed at once
 	DefaultRetry     = time.Minute
 	DefaultShareOf   = 20
 	DefaultRate      = "20/s"
@@ -73,6 +74,7 @@ const (
 	ReasonRestored     = "restored"         // the database is a restored backup
 	ReasonLimit        = "limit"            // its selection has more devices than its key may have open tasks
 	ReasonSelect       = "select"           // its selection cannot be read
+	ReasonHold         = "hold"             // shown of a job that runs, whose stage has passed and waits for a person
 )
 
 // TaskState is the state of a task.

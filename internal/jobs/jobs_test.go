@@ -345,9 +345,55 @@ func TestRounds(t *testing.T) {
 	if j.State != Scheduled {
 		t.Fatalf("after its round: %s", j.State)
 	}
+	// The newest firing is not too late; those before it are missed, each.
 	now = now.Add(time.Hour)
-	if j.Fire(now) || j.Missed != 1 || !j.NextAt.After(now) {
+	if !j.Fire(now) || j.Round != 2 || j.Missed != 59 || !j.NextAt.After(now) || j.NextAt.Sub(now) > time.Minute {
 		t.Fatalf("an hour late: %+v", j)
+	}
+	daily := Job{State: Scheduled, Until: now.Add(1000 * time.Hour), NextAt: now.Add(-72 * time.Hour).Truncate(24 * time.Hour).Add(7 * time.Hour),
+		Spec: api.JobSpec{When: &api.JobWhen{Cron: "0 7 * * *", Timezone: "UTC"}, Pace: &api.JobPace{}}}
+	if daily.Fire(now) || daily.Round != 0 || daily.Missed != 4 || daily.State != Scheduled || !daily.NextAt.After(now) {
+		t.Fatalf("three days late: %+v", daily)
+	}
+	// Years of a minute job are not counted one by one, since its row is locked.
+	j.State, j.Missed, j.NextAt = Scheduled, 0, now.Add(-10000*time.Hour)
+	if begun := time.Now(); !j.Fire(now) || j.Missed != maxMissed || time.Since(begun) > 10*time.Second {
+		t.Errorf("%d missed, after %v", j.Missed, time.Since(begun))
+	}
+}
+
+// A job that halts at so many failures begins no more than that at once, unless it says how many.
+func TestStopLimitsConcurrency(t *testing.T) {
+	for _, c := range []struct{ failed, given, want int }{{2, 0, 2}, {2, 10, 10}, {1000, 0, DefaultTogether}, {0, 0, DefaultTogether}} {
+		spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a"}
+		if c.failed > 0 {
+			spec.Stop = &api.JobStop{Failed: c.failed}
+		}
+		if c.given > 0 {
+			spec.Pace = &api.JobPace{Concurrency: c.given}
+		}
+		if err := Check(&spec, time.UTC, time.Now()); err != nil || spec.Pace.Concurrency != c.want || spec.Pace.Rate != DefaultRate {
+			t.Errorf("stop at %d, %d given: %+v, %v", c.failed, c.given, spec.Pace, err)
+		}
+	}
+}
+
+// A stage that has passed and waits for a person says so.
+func TestAStageOnHold(t *testing.T) {
+	now := time.Now()
+	j := job(t, now, 10, func(s *api.JobSpec) {
+		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}, Hold: true}, {OK: api.Amount{Percent: 100}}}
+	})
+	grant(j, now, 1)
+	if j.IsOnHold() {
+		t.Error("before the stage has passed")
+	}
+	j.Record(OK)
+	if j.Settle(now); !j.IsOnHold() {
+		t.Error("after the stage has passed")
+	}
+	if err := j.Advance(now); err != nil || j.IsOnHold() {
+		t.Errorf("advanced: %v", err)
 	}
 }
 

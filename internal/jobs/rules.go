@@ -69,18 +69,22 @@ func (j *Job) Due(now time.Time) bool {
 }
 
 // Fire begins a round: the job is Preparing until all its rows are written. A repeating job
-// that is more than MissedAfter late counts the firing as missed, and Fire reports false.
+// counts the firings that have passed as missed, but for the newest; if that is more than MissedAfter late, it is
+// missed, too, and Fire reports false.
 func (j *Job) Fire(now time.Time) bool {
 	if !j.Due(now) {
 		return false
 	}
-	at := j.NextAt
 	if j.Repeats() {
-		j.NextAt, _ = j.schedule().Next(now)
-		if now.Sub(at) > MissedAfter {
-			j.Missed++
+		s := j.schedule()
+		newest, _ := s.Last(now)
+		passed := s.count(j.NextAt, now, maxMissed+1)
+		j.NextAt, _ = s.Next(now)
+		if now.Sub(newest) > MissedAfter {
+			j.Missed += passed
 			return false
 		}
+		j.Missed += passed - 1
 		j.Round++
 	}
 	j.State, j.Cursor, j.Reserved, j.RoundN = Preparing, "", 0, 0
@@ -199,6 +203,11 @@ func (j *Job) GateOf(t *Task, now time.Time) Wait {
 		return WaitStage
 	}
 	return gate
+}
+
+// IsOnHold reports whether the stage has passed and waits for Advance.
+func (j *Job) IsOnHold() bool {
+	return j.State == Running && j.Stage < len(j.Spec.Stages) && j.Spec.Stages[j.Stage].Hold && !j.StageEnd.IsZero()
 }
 
 // Full reports whether the stage lets no task begin for the first time.

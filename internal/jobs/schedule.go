@@ -80,6 +80,18 @@ func (s Schedule) Last(t time.Time) (time.Time, error) {
 	}
 }
 
+// count returns how many ticks there are from the tick first to an instant, at most limit.
+func (s Schedule) count(first, until time.Time, limit int64) (n int64) {
+	for at := first; !at.After(until) && n < limit; n++ {
+		next, err := s.Next(at)
+		if err != nil {
+			return n + 1
+		}
+		at = next
+	}
+	return n
+}
+
 // onWall returns the reading of a wall clock, as a time in UTC.
 func onWall(t time.Time, zone *time.Location) time.Time {
 	t = t.In(zone)

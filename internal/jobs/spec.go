@@ -72,6 +72,7 @@ func Check(spec *api.JobSpec, zone *time.Location, now time.Time) error {
 	checkAction(&spec.Action, &f)
 	checkSelection(spec, &f)
 	checkWhen(spec, zone, now, &f)
+	limitTogether(spec)
 	CheckPace(&spec.Pace, "/pace", &f)
 	for i := range spec.Stages {
 		s := &spec.Stages[i]
@@ -234,6 +235,18 @@ func checkWhen(spec *api.JobSpec, zone *time.Location, now time.Time, f *faults)
 	case w.Until.Sub(start) > most:
 		f.add("/when/until", "may be at most %d days ahead", int(most/(24*time.Hour)))
 	}
+}
+
+// limitTogether has a job that halts at so many failures begin no more than that at once, if it does not say how many.
+func limitTogether(spec *api.JobSpec) {
+	if spec.Stop == nil || spec.Stop.Failed <= 0 || spec.Stop.Failed >= DefaultTogether || spec.Pace != nil && spec.Pace.Concurrency != 0 {
+		return
+	}
+	pace := api.JobPace{Concurrency: spec.Stop.Failed}
+	if spec.Pace != nil {
+		pace.Rate = spec.Pace.Rate
+	}
+	spec.Pace = &pace
 }
 
 // CheckPace checks a pace and fills in its defaults.

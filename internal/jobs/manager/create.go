@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jobs"
 	"fleetd/internal/selector"
@@ -24,6 +25,8 @@ import (
 type CreateOptions struct {
 	Key          string // Idempotency-Key; empty: none
 	Confirmation string // the token of a refusal with CodeConfirmation; empty: none
+
+	judge bool // the call is refused now if its one device would refuse it
 }
 
 // Create commits a job as the caller. again means that the key and the body are those of an
@@ -43,7 +46,7 @@ func (m *Manager) Create(ctx context.Context, p access.Principal, spec api.JobSp
 func (m *Manager) Later(ctx context.Context, p access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error) {
 	spec, hash := laterSpec(&call, timeout, later)
 	spec.When = &api.JobWhen{Until: api.At(m.Store.Now().Add(later))}
-	j, again, err = m.create(ctx, p, spec, hash, CreateOptions{Key: key, Confirmation: call.Confirmation})
+	j, again, err = m.create(ctx, p, spec, hash, CreateOptions{Key: key, Confirmation: call.Confirmation, judge: true})
 	if !again {
 		m.Fleet.NoteChange(p, "create job", call.Device, "job "+j.ID+" calls "+devices.Clip(call.Tool)+" later", err)
 	}
@@ -96,6 +99,11 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 	if err != nil {
 		return out, false, asError(err)
 	}
+	if o.judge {
+		if err := m.judge(ctx, p, &spec); err != nil {
+			return out, false, asError(err)
+		}
+	}
 	if len(d.confirm) > 0 {
 		if err := m.confirm(ctx, p, hash, d.confirm, o.Confirmation); err != nil {
 			return out, false, asError(err)
@@ -117,6 +125,22 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 		m.Poke()
 	}
 	return jobView(&stored), again, nil
+}
+
+// judge returns why a call of named devices would be refused now, by their last known tools.
+func (m *Manager) judge(ctx context.Context, p access.Principal, spec *api.JobSpec) error {
+	w := planner{m: m, p: p, spec: spec, catalogs: map[devices.Hash]*catalog.Catalog{}}
+	ids := make([]devices.ID, len(spec.Devices))
+	for i, id := range spec.Devices {
+		ids[i] = devices.ID(id)
+	}
+	views, err := m.Fleet.Views(ctx, ids)
+	for i := range views {
+		if no := w.judge(ctx, &views[i]); no != nil {
+			return no
+		}
+	}
+	return err
 }
 
 // asError returns any error as *devices.Error, and nil as nil.

@@ -398,3 +398,26 @@ func TestRetryRepeatsATaskOnce(t *testing.T) {
 		t.Errorf("%d devices had %d calls for the job and one request to repeat them, one of them %d", len(s.runs), total, most)
 	}
 }
+
+// A call for later that the device's tools do not take is refused at once, as a call now would be; one of a device whose tools are
+// not known is not.
+func TestLaterIsJudged(t *testing.T) {
+	m := newManager(t)
+	devicetest.Connect(t, m.fleet, lamp, &devicetest.Script{Tools: "[" + devicetest.Volume + "]"})
+	for _, c := range []struct {
+		device    devices.ID
+		tool      string
+		arguments string
+		want      devices.Code
+	}{
+		{lamp, "self.audio_speaker.set_volume", `{"volume":40}`, ""},
+		{lamp, "self.audio_speaker.set_volume", `{"volume":"loud"}`, devices.CodeInvalidArguments},
+		{lamp, "self.no.such", `{}`, devices.CodeToolUnknown},
+		{robot, "self.no.such", `{}`, ""},
+	} {
+		_, _, err := m.Later(t.Context(), devicetest.Admin, devices.ToolCall{Device: c.device, Tool: c.tool, Arguments: json.RawMessage(c.arguments)}, 0, time.Hour, "")
+		if codeOf(err) != c.want {
+			t.Errorf("%s of %s with %s: %v, want %q", c.tool, c.device, c.arguments, err, c.want)
+		}
+	}
+}

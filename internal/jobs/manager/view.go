@@ -19,6 +19,9 @@ func jobView(j *jobs.Job) api.Job {
 	if n := len(j.Spec.Stages); n > 0 {
 		out.Stage = min(j.Stage+1, n)
 	}
+	if j.IsOnHold() {
+		out.Reason = jobs.ReasonHold
+	}
 	if j.State.Open() && j.State != jobs.Halted && (j.Repeats() || j.State == jobs.Scheduled) {
 		out.NextAt = at(j.NextAt)
 	}
