@@ -102,8 +102,8 @@ type Store interface {
 	Tasks(ctx context.Context, f TaskFilter) (list []Task, next string, err error)
 	// Queue returns the open tasks of a device in their order, with their jobs.
 	Queue(ctx context.Context, id devices.ID) ([]Queued, error)
-	// Forget ends all open tasks of a device as Gone.
-	Forget(ctx context.Context, id devices.ID) error
+	// Forget ends all open tasks of devices as Gone.
+	Forget(ctx context.Context, ids ...devices.ID) error
 	// Erase deletes what a device answered: results and details of its ended tasks.
 	Erase(ctx context.Context, id devices.ID) error
 

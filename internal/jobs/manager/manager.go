@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,6 +66,7 @@ type Manager struct {
 	Options
 	turn    turn
 	silent  silentNodes
+	gone    goneDevices
 	wake    chan struct{} // capacity 1: there may be periodic work
 	tasks   *tasks.Group
 	stopped sync.WaitGroup
@@ -96,22 +98,55 @@ func (m *Manager) Poke() {
 	}
 }
 
-// OnDecision ends the tasks of a device that is no longer known. It does not block; the id is
-// empty if any device may have changed.
+// OnDecision ends the tasks of a device that is no longer known, together with those of others that leave meanwhile. It does not
+// block; the id is empty if any device may have changed.
 func (m *Manager) OnDecision(id devices.ID) {
-	if id == "" {
-		return
+	if id != "" && !m.Fleet.Registry().Status(id, "").Known && m.gone.add(id) {
+		m.tasks.Run(m.forgetGone)
 	}
-	m.tasks.Run(func() {
-		if m.Fleet.Registry().Status(id, "").Known {
+}
+
+// forgetGone ends the tasks of devices that have left, until there are none.
+func (m *Manager) forgetGone() {
+	for {
+		ids := m.gone.take()
+		if len(ids) == 0 {
 			return
 		}
+		ids = slices.DeleteFunc(ids, func(id devices.ID) bool { return m.Fleet.Registry().Status(id, "").Known })
 		ctx, cancel := context.WithTimeout(m.tasks.Context(), time.Minute)
-		defer cancel()
-		if err := m.Store.Forget(ctx, id); err != nil {
-			m.Log.Warn("cannot end the tasks of a forgotten device; they expire", "device", id, "error", err)
+		err := m.Store.Forget(ctx, ids...)
+		cancel()
+		if err != nil {
+			m.Log.Warn("cannot end the tasks of forgotten devices; they expire", "devices", len(ids), "error", err)
 		}
-	})
+	}
+}
+
+// goneDevices are those that have left and may have tasks. It is safe for concurrent use.
+type goneDevices struct {
+	mu    sync.Mutex
+	ids   []devices.ID
+	taken bool // somebody ends the tasks, and takes what is added
+}
+
+// add reports whether the caller is to end the tasks of what was added.
+func (g *goneDevices) add(id devices.ID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ids = append(g.ids, id)
+	first := !g.taken
+	g.taken = true
+	return first
+}
+
+// take returns what was added since the last take; after an empty one, the next to add is to take it.
+func (g *goneDevices) take() []devices.ID {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ids := g.ids
+	g.ids, g.taken = nil, len(ids) > 0
+	return ids
 }
 
 // Erase ends the tasks of a forgotten device and deletes what it answered.

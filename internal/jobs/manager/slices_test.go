@@ -2,6 +2,8 @@ package manager
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/jobs"
+	"fleetd/internal/tasks"
 )
 
 // smallEnds is a store that ends ten tasks where it is asked for more, and takes its time for that.
@@ -118,4 +121,42 @@ func TestFollowReadsWhatChanged(t *testing.T) {
 	if j := m.stored(t, created.ID); j.Counts.Total() != 2*pageSize+2 || f.pages != 3 {
 		t.Errorf("after a device that matches and one that does not: %d tasks, %d pages", j.Counts.Total(), f.pages)
 	}
+}
+
+// forgetting is a store that counts how often tasks of devices that have left are looked for, and takes its time for that.
+type forgetting struct {
+	jobs.Store
+	devices, calls atomic.Int64
+	begun, release chan struct{}
+}
+
+func (s *forgetting) Forget(_ context.Context, ids ...devices.ID) error {
+	if s.calls.Add(1) == 1 {
+		close(s.begun)
+	}
+	<-s.release
+	s.devices.Add(int64(len(ids)))
+	return nil
+}
+
+// Devices that leave together are looked for together.
+func TestDevicesThatLeaveTogether(t *testing.T) {
+	m := newManager(t)
+	s := &forgetting{Store: m.Store, begun: make(chan struct{}), release: make(chan struct{})}
+	m.Store, m.tasks = s, tasks.New(m.Log)
+	const many = 1000
+	m.OnDecision("02:00:00:00:00:00")
+	<-s.begun
+	for i := 1; i < many; i++ {
+		m.OnDecision(devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255)))
+	}
+	m.OnDecision(lamp) // known
+	close(s.release)
+	devicetest.Eventually(t, "all are looked for", func() bool { return s.devices.Load() == many })
+	m.tasks.Close()
+	m.tasks.Wait()
+	if n := s.calls.Load(); n > 2 {
+		t.Errorf("%d devices are looked for in %d transactions", many, n)
+	}
+	m.OnDecision("02:00:00:00:00:00") // after the end
 }

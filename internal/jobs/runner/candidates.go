@@ -26,31 +26,33 @@ type jobState struct {
 	list []*jobs.Candidate
 	have map[key]*jobs.Candidate
 
-	scannedAt            time.Time // zero: never
-	round, size, waiting int64     // of the job at the last scan
-	least                int64     // the fewest waiting tasks that the job had since then
-	cursor               int64     // of a scan that is not complete
-	more                 bool
-	left                 bool  // the scan left tasks out that the stage did not let begin
-	ended                int64 // tasks that had ended
+	scannedAt   time.Time // zero: never
+	round, size int64     // of the job at the last scan
+	cursor      int64     // of a scan that is not complete
+	more        bool
+	left        bool // the scan left tasks out that the stage did not let begin
 }
 
-// endedOf returns how many tasks of a job have ended.
-func endedOf(j *jobs.Job) int64 { return j.Counts.Total() - j.Counts.Open() }
+// isRetried reports whether ended tasks of a job are to be repeated since an earlier state of it.
+func isRetried(before, after *jobs.Job) bool {
+	ended := func(j *jobs.Job) int64 { return j.Counts.Total() - j.Counts.Open() }
+	return ended(after) < ended(before) || slices.ContainsFunc([]jobs.Outcome{jobs.Failed, jobs.Refused, jobs.Expired, jobs.CancelledT}, func(o jobs.Outcome) bool {
+		return after.Counts.Of(o) < before.Counts.Of(o)
+	})
+}
 
-// needsScan reports whether there may be waiting tasks that are not in memory; room is whether it can take more.
+// needsScan reports whether there may be waiting tasks that are not in memory; room is whether it can take more. One that was given
+// back needs none: the node that gave it back looks at its device again, and so does one to which the device went meanwhile.
 func (s *jobState) needsScan(now time.Time, room bool) bool {
 	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 {
 		return false
 	}
 	switch ago := now.Sub(s.scannedAt); {
-	case s.scannedAt.IsZero(), s.round != s.job.Round, s.size != s.job.RoundN, s.job.Counts.Waiting > s.waiting:
+	case s.scannedAt.IsZero(), s.round != s.job.Round, s.size != s.job.RoundN:
 		return true
 	case s.left && !s.job.Full(): // the stage has opened
 		return true
 	case s.more && (s.job.Full() || room && len(s.list) < maxOfJob/2):
-		return true
-	case s.job.Counts.Waiting > s.least && ago > againScan:
 		return true
 	default:
 		return ago > rescanEvery
@@ -273,7 +275,7 @@ func (p *pump) scan(ctx context.Context, s *jobState) (unread bool, err error) {
 	} else {
 		s.left = false
 	}
-	s.round, s.size, s.waiting, s.least = s.job.Round, s.job.RoundN, s.job.Counts.Waiting, s.job.Counts.Waiting
+	s.round, s.size = s.job.Round, s.job.RoundN
 	s.scannedAt, s.more = time.Now(), false
 	for {
 		limited, cancel := context.WithTimeout(ctx, readTime)

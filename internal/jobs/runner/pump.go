@@ -115,13 +115,12 @@ func (p *pump) update(j jobs.Job) {
 	case !j.State.Open():
 		p.drop(j.ID)
 	case s == nil:
-		p.jobs[j.ID] = &jobState{job: j, have: map[key]*jobs.Candidate{}, least: j.Counts.Waiting, ended: endedOf(&j)}
+		p.jobs[j.ID] = &jobState{job: j, have: map[key]*jobs.Candidate{}}
 	case s.job.Version < j.Version:
-		if s.job = j; endedOf(&j) < s.ended { // some are repeated
+		if isRetried(&s.job, &j) {
 			s.scannedAt, s.more = time.Time{}, false
 		}
-		s.least = min(s.least, j.Counts.Waiting)
-		s.ended = endedOf(&j)
+		s.job = j
 	}
 }
 

@@ -117,7 +117,7 @@ func TestScans(t *testing.T) {
 	if !s.needsScan(now, true) {
 		t.Fatal("a new job is not scanned")
 	}
-	s.scannedAt, s.size, s.waiting = now, 10, 10
+	s.scannedAt, s.size = now, 10
 	job.Version, job.Counts.Waiting, job.Counts.Ended[0] = 2, 0, 10
 	if p.update(job); s.needsScan(now, true) {
 		t.Error("a job without waiting tasks is scanned")
@@ -126,18 +126,22 @@ func TestScans(t *testing.T) {
 	if p.update(job); !s.needsScan(now, true) {
 		t.Error("tasks that are repeated are not found")
 	}
-	// A task whose device went to this node while it ran waits again, and the node on which it ran sent no hint.
-	s.scannedAt, s.waiting = now, 5
-	for _, waiting := range []int64{3, 4} {
-		job.Version, job.Counts.Waiting, job.Counts.Running, job.Counts.Ended[0] = job.Version+1, waiting, 5-waiting, 5
+	// A task that is given back is looked for on its device alone, and not among all of its job.
+	s.scannedAt = now
+	for _, waiting := range []int64{3, 4, 5} {
+		job.Version, job.Counts.Waiting, job.Counts.Running = job.Version+1, waiting, 5-waiting
 		p.update(job)
 	}
-	if s.needsScan(now.Add(againScan/2), true) || !s.needsScan(now.Add(2*againScan), true) {
-		t.Error("a task that waits again is not found, or at each change")
+	if s.needsScan(now.Add(time.Minute), true) {
+		t.Error("a task that waits again has all of its job read")
 	}
-	s.scannedAt, s.least = now.Add(2*againScan), 4 // as scan does
-	if p.update(job); s.needsScan(now.Add(4*againScan), true) {
-		t.Error("a job whose tasks are all known is scanned")
+	// As many fail as are repeated.
+	job.Version, job.Counts.Ended[0], job.Counts.Ended[1] = job.Version+1, 4, 1
+	p.update(job)
+	s.scannedAt = now
+	job.Version, job.Counts.Ended[0], job.Counts.Ended[1] = job.Version+1, 5, 0
+	if p.update(job); !s.needsScan(now, true) {
+		t.Error("tasks that are repeated while others end are not found")
 	}
 	job.Version, job.State = job.Version+1, jobs.Done
 	if p.update(job); p.jobs["j"] != nil {
@@ -211,7 +215,7 @@ func TestRepeatedInAFullStage(t *testing.T) {
 	if w := p.choose(); len(w) != 2 || w[0].Device != "7" || w[1].Device != "held" {
 		t.Fatalf("chosen: %+v", w)
 	}
-	if s.scannedAt, s.waiting, s.least = time.Now(), j.Counts.Waiting, j.Counts.Waiting; s.needsScan(time.Now(), true) {
+	if s.scannedAt = time.Now(); s.needsScan(time.Now(), true) {
 		t.Error("a full stage is scanned again")
 	}
 	j.Version, j.Opened = 3, 10_000
@@ -239,7 +243,7 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}})
 	p.update(jobs.Job{ID: "j", State: jobs.Running, RoundN: 10_000, Counts: jobs.Counts{Waiting: 10_000}})
 	s := p.jobs["j"]
-	s.scannedAt, s.round, s.size, s.waiting, s.cursor = time.Now(), 0, 10_000, 10_000, 9000
+	s.scannedAt, s.round, s.size, s.cursor = time.Now(), 0, 10_000, 9000
 	s.list, p.total = make([]*jobs.Candidate, maxOfJob), maxOfJob
 	if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
 		t.Fatalf("%d candidates, %v", len(s.list), err)

@@ -50,12 +50,9 @@ var (
 	refreshEvery  = timescale.Of(5 * time.Second)
 	refreshActive = timescale.Of(time.Second) // while tasks of devices here wait for their pace
 	rescanEvery   = 5 * time.Minute           // in case a hint was lost
-	// againScan is how soon a job is scanned again whose tasks wait again: that of a device that went to this node
-	// while its task ran elsewhere.
-	againScan    = timescale.Of(10 * time.Second)
-	againAfter   = timescale.Of(time.Second)
-	talkingAfter = timescale.Of(2 * time.Second)
-	heldAfter    = timescale.Of(30 * time.Second) // and at most twice that: a device may have more tasks than were read, which may not begin
+	againAfter    = timescale.Of(time.Second)
+	talkingAfter  = timescale.Of(2 * time.Second)
+	heldAfter     = timescale.Of(30 * time.Second) // and at most twice that: a device may have more tasks than were read, which may not begin
 )
 
 // Devices is what a Runner uses of the core.

@@ -74,7 +74,7 @@ func TestJobsTakeTurns(t *testing.T) {
 func TestMemoryIsShared(t *testing.T) {
 	p := newShared(t, store{}, maxCandidates, 0)
 	a := p.jobs["a"]
-	a.scannedAt, a.size, a.waiting = time.Now(), a.job.RoundN, a.job.Counts.Waiting
+	a.scannedAt, a.size = time.Now(), a.job.RoundN
 	if !p.insert(p.jobs["b"], jobs.Candidate{Job: "b", Device: "idle", Seq: 9}, maxOfJob) || p.total != maxCandidates || len(p.jobs["a"].list) != maxCandidates-1 {
 		t.Errorf("%d candidates, %d of them of the large job", p.total, len(p.jobs["a"].list))
 	}

@@ -270,27 +270,59 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 }
 
 // Forget implements jobs.Store.
-func (s *Store) Forget(ctx context.Context, id devices.ID) error {
-	return s.transact(ctx, "ending the tasks of a forgotten device", func(ctx context.Context, t *transaction) error {
-		const open = ` FROM tasks t WHERE t.device = $1 AND t.state = 'waiting' UNION ALL `
-		const running = ` FROM tasks t WHERE t.device = $1 AND t.state = 'running'`
-		ids, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (job string, err error) {
-			return job, scan(&job)
-		}, `SELECT t.job`+open+`SELECT t.job`+running, string(id))
-		if err != nil || len(ids) == 0 {
-			return err
+func (s *Store) Forget(ctx context.Context, ids ...devices.ID) error {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = string(id)
+	}
+	for part := range slices.Chunk(names, jobs.BeginBatch) {
+		for left := true; left; {
+			var err error
+			if left, err = s.forget(ctx, part); err != nil {
+				return err
+			}
 		}
-		all, err := t.lock(ctx, ids)
+	}
+	return nil
+}
+
+// forget ends open tasks of devices, at most BeginBatch, and reports whether there may be others.
+func (s *Store) forget(ctx context.Context, ids []string) (left bool, err error) {
+	text, arg := s.openOf(ids, "t.job")
+	found, err := read(ctx, s, "looking for the tasks of forgotten devices", scanText, text, arg, int64(jobs.BeginBatch))
+	if err != nil || len(found) == 0 { // most of the time there are none: then nobody waits for a transaction
+		return false, err
+	}
+	err = s.transact(ctx, "ending the tasks of forgotten devices", func(ctx context.Context, t *transaction) error {
+		all, err := t.lock(ctx, found)
 		if err != nil {
 			return err
 		}
-		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+open+`SELECT `+taskNames+running, string(id))
+		text, arg := s.openOf(ids, taskNames)
+		list, err := database.Collect(ctx, t.tx, scanOne, text, arg, int64(jobs.BeginBatch))
 		if err != nil {
 			return err
 		}
 		list = slices.DeleteFunc(list, func(task jobs.Task) bool { return all[task.Job] == nil }) // of a job that came meanwhile
 		return t.endWaiting(ctx, all, list, jobs.Gone, "")
 	})
+	return len(found) == jobs.BeginBatch, err
+}
+
+// openOf returns a query of columns of the open tasks of devices, with the devices and a limit as parameters.
+func (s *Store) openOf(ids []string, columns string) (text string, arg any) {
+	// One lookup for each device: for a list, the planner may read all waiting tasks.
+	of := func(state string) string {
+		return `SELECT ` + columns + ` FROM json_each($1) d CROSS JOIN tasks t ON t.device = d.value AND t.state = '` + state + `'`
+	}
+	arg = textOf(ids)
+	if s.db.Postgres() {
+		of = func(state string) string {
+			return `SELECT ` + columns + ` FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (SELECT w.* FROM tasks w WHERE w.device = d.device AND w.state = '` + state + `') t`
+		}
+		arg = ids
+	}
+	return of("waiting") + ` UNION ALL ` + of("running") + ` LIMIT $2`, arg
 }
 
 // Erase implements jobs.Store.

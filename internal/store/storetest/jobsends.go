@@ -99,6 +99,20 @@ func testForget(t *testing.T, f *jobFleet) {
 	if got := f.end(t, task, nil); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
+	// Many that leave together, in several transactions.
+	const many = jobs.BeginBatch + 100
+	large := f.create(t, many+1, nil)
+	f.begin(t, "i", candidates(&large, macs(3, 10)...)...)
+	if err := f.stores[0].Forget(t.Context(), macs(1, many)...); err != nil {
+		t.Fatal(err)
+	}
+	f.check(t)
+	if got := f.job(t, large.ID); got.Counts.Of(jobs.Gone) != many || got.Counts.Waiting != 1 || got.Counts.Running != 0 {
+		t.Errorf("%+v", got.Counts)
+	}
+	if err := f.stores[0].Forget(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // What a forgotten device answered is deleted, and no late answer comes back; the outcomes and the answers of others stay.
