@@ -157,9 +157,9 @@ type Queued struct {
 // Change is a job whose row a transaction has written, as it is afterwards: its state may be
 // the same as before.
 type Change struct {
-	Job         Job
-	From        State // before; empty: it is new
-	FromStage   int
-	FromWaiting int64
-	First       bool // its first task has begun
+	Job       Job
+	From      State // before; empty: it is new
+	FromStage int
+	FromOpen  int64 // tasks
+	First     bool  // its first task has begun
 }

@@ -120,9 +120,10 @@ func (s *jobsSide) hint(ctx context.Context) {
 	}
 }
 
-// isWork reports whether other nodes may have something to do after a change.
+// isWork reports whether other nodes may have something to do after a change: not if a task was given back, whose device the node looks at
+// to which it is connected.
 func isWork(c *jobs.Change) bool {
-	return c.Job.State != c.From || c.Job.Stage != c.FromStage || c.Job.Counts.Waiting > c.FromWaiting
+	return c.Job.State != c.From || c.Job.Stage != c.FromStage || c.Job.Counts.Open() > c.FromOpen
 }
 
 // committed passes on what a transaction has changed, and publishes it.

@@ -116,9 +116,9 @@ func (l *commitLog) check(t testing.TB) {
 	for id, versions := range l.changed {
 		for n, c := range versions {
 			before, ok := versions[n-1]
-			if ok && (c.From != before.Job.State || c.FromStage != before.Job.Stage || c.FromWaiting != before.Job.Counts.Waiting) {
-				t.Errorf("job %s version %d: from %s, stage %d, %d waiting; was %s, stage %d, %d waiting", id, n, c.From, c.FromStage, c.FromWaiting,
-					before.Job.State, before.Job.Stage, before.Job.Counts.Waiting)
+			if ok && (c.From != before.Job.State || c.FromStage != before.Job.Stage || c.FromOpen != before.Job.Counts.Open()) {
+				t.Errorf("job %s version %d: from %s, stage %d, %d open; was %s, stage %d, %d open", id, n, c.From, c.FromStage, c.FromOpen,
+					before.Job.State, before.Job.Stage, before.Job.Counts.Open())
 			}
 		}
 	}
