@@ -5,6 +5,7 @@
 package runner
 
 import (
+	"container/heap"
 	"context"
 	"iter"
 	"log/slog"
@@ -105,7 +106,7 @@ type Runner struct {
 	arrived map[devices.ID]struct{}
 	updated map[string]jobs.Job
 	later   map[devices.ID]time.Time // when to read the tasks of a device
-	soonest time.Time                // no time in later is earlier; zero: there is none
+	looks   looks                    // later in order of time; what later does not have is void
 	hinted  bool                     // the open jobs are to be read
 	running map[devices.ID]string    // devices with a task that has begun here, and its job
 }
@@ -222,9 +223,7 @@ func (r *Runner) lookFrom(id devices.ID, at time.Time) {
 	r.mu.Lock()
 	if known, ok := r.later[id]; !ok || at.Before(known) {
 		r.later[id] = at
-		if r.soonest.IsZero() || at.Before(r.soonest) {
-			r.soonest = at
-		}
+		heap.Push(&r.looks, look{at, id})
 	}
 	r.mu.Unlock()
 	r.signal()
@@ -236,22 +235,50 @@ func (r *Runner) due(next time.Time) time.Time {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.soonest.IsZero() && !r.soonest.After(now) {
-		r.soonest, next = time.Time{}, now
-		for id, at := range r.later {
-			switch {
-			case !at.After(now):
-				delete(r.later, id)
-				r.arrived[id] = struct{}{}
-			case r.soonest.IsZero() || at.Before(r.soonest):
-				r.soonest = at
+	for len(r.looks) > 0 {
+		first := r.looks[0]
+		if at, ok := r.later[first.id]; ok && at.Equal(first.at) {
+			if first.at.After(now) {
+				if first.at.Before(next) {
+					next = first.at
+				}
+				break
 			}
+			delete(r.later, first.id)
+			r.arrived[first.id] = struct{}{}
+			next = now
 		}
-	}
-	if !r.soonest.IsZero() && r.soonest.Before(next) {
-		next = r.soonest
+		heap.Pop(&r.looks)
 	}
 	return next
+}
+
+// look is when the tasks of a device are to be read.
+type look struct {
+	at time.Time
+	id devices.ID
+}
+
+// looks is a heap by time.
+type looks []look
+
+// Len implements heap.Interface.
+func (l looks) Len() int { return len(l) }
+
+// Less implements heap.Interface.
+func (l looks) Less(i, j int) bool { return l[i].at.Before(l[j].at) }
+
+// Swap implements heap.Interface.
+func (l looks) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
+
+// Push implements heap.Interface.
+func (l *looks) Push(x any) { *l = append(*l, x.(look)) }
+
+// Pop implements heap.Interface.
+func (l *looks) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = (*l)[:len(*l)-1]
+	return last
 }
 
 // Update gives the runner the state of jobs after a transaction. It does not block.

@@ -82,3 +82,22 @@ func TestMemoryIsShared(t *testing.T) {
 		t.Errorf("the scan goes on: %t, after %d", a.more, a.cursor)
 	}
 }
+
+// To find the devices that are due, those that are not are not walked.
+func TestDueWalksNoOthers(t *testing.T) {
+	r := &Runner{wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}}
+	for i := range 200_000 {
+		r.lookAt(devices.ID(strconv.Itoa(i)), time.Hour)
+	}
+	begun := time.Now()
+	for range 1000 {
+		r.lookAt("soon", -time.Second)
+		if r.due(time.Time{}); len(r.arrived) != 1 {
+			t.Fatalf("%d devices are due", len(r.arrived))
+		}
+		clear(r.arrived)
+	}
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("1,000 looks took %v", took)
+	}
+}
