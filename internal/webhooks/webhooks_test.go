@@ -804,7 +804,7 @@ func TestActsAsItsCreator(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.happen(devices.EventOnline, "a", 4)
-	all.await(1, 2, 3, 4)
+	all.awaitSorted(1, 2, 3, 4)
 	list, err := m.List(t.Context(), admin)
 	i := slices.IndexFunc(list, func(x api.Webhook) bool { return x.ID == h.ID })
 	if err != nil || list[i].State != "stopped" || list[i].Reason != "the key lab that created it was revoked" {

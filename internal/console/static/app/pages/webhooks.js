@@ -12,7 +12,6 @@ const EVERY = 5_000; // a delivery and its failure come without an event
 
 // TYPES are the kinds of events that are kept, and so can be delivered later.
 const TYPES = ["online", "offline", "catalog", "notifications", "photo", "pending", "contested", "task", "job.started", "job.stage", "job.paused", "job.halted", "job.resumed", "job.done", "job.cancelled", "webhook.disabled"];
-const TONES = { active: "good", failing: "bad", disabled: "bad", stopped: "bad" };
 
 export function Webhooks({ query }) {
   const cursor = query.get("cursor") || "";
@@ -45,7 +44,7 @@ function Row({ hook: h, onEdit, onDeleted }) {
   return html`<tr data-webhook=${h.id}>
     <td class="first"><${Said} text=${h.url} max=${200} /> <small>${h.id}</small></td><td>${line(h.types.join(", "), 300)}${h.offline_for && html` <small>${s.webhooks.after(line(h.offline_for, 20))}</small>`}</td>
     <td><bdi>${line(h.select || s.webhooks.allDevices, 200)}</bdi></td>
-    <td><${Outcome} tone=${TONES[h.state] || "neutral"}>${s.webhooks.states[h.state] || line(h.state, 20)}<//>${h.state === "failing" && html` <small>${s.webhooks.since} <${Time} at=${h.failing_since} /></small>`}</td>
+    <td><${Outcome} tone=${h.state === "active" ? "good" : "bad"}>${line(h.state, 20)}<//>${h.state === "failing" && html` <small>${s.webhooks.since} <${Time} at=${h.failing_since} /></small>`}</td>
     <td><bdi>${line(h.reason || h.last_error, 300)}</bdi></td><td>${count(h.delivered)}${h.delivered_at && html` <small><${Time} at=${h.delivered_at} /></small>`}</td><td><bdi>${line(h.created_by, 60)}</bdi></td>
     <td><div class="actions"><${Act} label=${s.webhooks.test} act=${test} /><button type="button" onClick=${onEdit}>${s.webhooks.edit}</button>
       <${Ask} label=${s.webhooks.delete} question=${s.webhooks.deleteAsk(line(h.url, 200))} danger act=${remove} /></div>
