@@ -53,10 +53,10 @@ const (
 	// before the end of the last one. Every scanAllEvery one begins at the oldest absence that counts.
 	seenLate     = 10 * time.Minute
 	scanAllEvery = 10 * time.Minute
-	// A webhook is disabled when its receiver has accepted nothing for disableAfter, and disableAttempts of this process: the
-	// fleet itself may have been away that long.
+	// A webhook is disabled when its receiver has accepted nothing for disableAfter, nor any of disableAttempts by this
+	// process: the fleet itself may have been away, and its clock may have been wrong.
 	disableAfter    = 72 * time.Hour
-	disableAttempts = 10
+	disableAttempts = 20 // in some 8 minutes
 	// pruneEvery is how often absences that are not reported any more are deleted.
 	pruneEvery = time.Hour
 )

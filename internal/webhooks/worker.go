@@ -40,9 +40,10 @@ type worker struct {
 	lanes    map[string][]*delivery // of each device and job what is not delivered, in order
 	ready    []*delivery            // first of their lanes, that nobody sends
 	senders  int
-	failures int // attempts since the last one that was successful
-	changes  int // counts changes of the status
-	saved    int // changes that the database has
+	failures int       // attempts since the last one that was successful
+	failing  time.Time // when the first of them began
+	changes  int       // counts changes of the status
+	saved    int       // changes that the database has
 
 	who      *access.Caller // the creator, and
 	selected *access.Caller // the same for the devices of the webhook; nil: as who
@@ -493,8 +494,8 @@ func (w *worker) post(d *delivery) (pause time.Duration, err error) {
 	}
 	var gap string
 	w.has(func() bool { gap = w.status.Gap; return true })
-	begun := time.Now()
-	_, err = w.m.sender.send(w.ctx, w.hook.URL, w.key, messageID(w.hook.ID, d.kind, d.data), message{Type: d.kind, Timestamp: begun.UTC().Truncate(time.Millisecond),
+	begun, at := time.Now(), clock.Now()
+	_, err = w.m.sender.send(w.ctx, w.hook.URL, w.key, messageID(w.hook.ID, d.kind, d.data), message{Type: d.kind, Timestamp: at.Truncate(time.Millisecond),
 		Webhook: w.hook.ID, Gap: json.RawMessage(gap), Data: d.data})
 	if w.ctx.Err() != nil {
 		return 0, w.ctx.Err()
@@ -511,7 +512,7 @@ func (w *worker) post(d *delivery) (pause time.Duration, err error) {
 	if w.status.Gap == gap {
 		w.status.Gap = ""
 	}
-	w.status.Delivered, w.status.DeliveredAt, w.status.FailingSince = w.status.Delivered+1, begun, time.Time{}
+	w.status.Delivered, w.status.DeliveredAt, w.status.FailingSince = w.status.Delivered+1, at, time.Time{}
 	return 0, nil
 }
 
@@ -520,8 +521,11 @@ func (w *worker) post(d *delivery) (pause time.Duration, err error) {
 func (w *worker) fail(begun time.Time, err error) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.failures == 0 {
+		w.failing = begun
+	}
 	if w.status.FailingSince.IsZero() {
-		w.status.FailingSince = begun
+		w.status.FailingSince = clock.Now()
 	}
 	w.status.LastError = err.Error()
 	w.failures++
@@ -530,12 +534,11 @@ func (w *worker) fail(begun time.Time, err error) time.Duration {
 	if w.failures == 1 {
 		w.m.opt.Log.Warn("a delivery to a webhook failed; trying again", "webhook", w.hook.ID, "error", err)
 	}
-	failing := time.Since(w.status.FailingSince)
-	if failing >= disableAfter && w.failures >= disableAttempts && w.status.DisabledAt.IsZero() {
-		w.status.DisabledAt = time.Now()
+	if now := clock.Now(); now.Sub(w.status.FailingSince) >= disableAfter && w.failures >= disableAttempts && w.status.DisabledAt.IsZero() {
+		w.status.DisabledAt = now
 		w.cancel()
 	}
-	pause := min(max(failing, retryFirst), retryMost)
+	pause := min(max(time.Since(w.failing), retryFirst), retryMost)
 	return pause/2 + rand.N(pause/2+1)
 }
 
