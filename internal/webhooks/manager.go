@@ -272,7 +272,7 @@ func (m *Manager) endWorkers(workers []*worker) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
 	defer cancel()
-	if err := m.save(ctx, workers); err != nil {
+	if err := m.save(ctx, workers, true); err != nil {
 		m.opt.Log.Debug("webhooks: the last deliveries are not recorded, and will be repeated", "error", err)
 	}
 }
@@ -291,19 +291,28 @@ func (m *Manager) recordAll(ctx context.Context) {
 	ticker := time.NewTicker(saveEvery)
 	defer ticker.Stop()
 	for {
+		all := m.unrecorded.Load()
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.dirty:
 		case <-ticker.C:
+			all = true
 		}
 		m.mu.Lock()
 		workers := slices.Collect(maps.Values(m.workers))
 		m.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, stopTime)
-		err := m.save(limited, workers)
+		err := m.save(limited, workers, all)
 		cancel()
-		m.unrecorded.Store(err != nil)
+		switch held := m.unrecorded.Swap(err != nil); {
+		case err != nil:
+			m.record() // again
+		case held:
+			for _, w := range workers {
+				w.launch()
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -312,13 +321,13 @@ func (m *Manager) recordAll(ctx context.Context) {
 	}
 }
 
-// save writes the status of workers that has changed. It ends those whose lease another process has.
-func (m *Manager) save(ctx context.Context, workers []*worker) error {
+// save writes the status of workers that has changed, with all also if that can wait. It ends those whose lease another process has.
+func (m *Manager) save(ctx context.Context, workers []*worker, all bool) error {
 	m.saving.Lock()
 	defer m.saving.Unlock()
 	statuses, changes := map[string]Status{}, map[*worker]int{}
 	for _, w := range workers {
-		if status, n := w.unsaved(); n > 0 {
+		if status, n := w.unsaved(all); n > 0 {
 			statuses[w.hook.ID], changes[w] = status, n
 		}
 	}

@@ -683,6 +683,27 @@ func TestFailsForDays(t *testing.T) {
 	}
 }
 
+// While deliveries cannot be recorded nothing is delivered, and what waits follows when they can.
+func TestNothingIsRecorded(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, wire := w.manager()
+	r := newReceiver(t)
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	w.happen(devices.EventOnline, "a", 1)
+	r.await(1)
+	wire.lose.Store(true)
+	w.happen(devices.EventOnline, "a", 2)
+	r.await(1, 2)
+	time.Sleep(10 * webhooks.Turn()) // the record of the second one fails
+	w.happen(devices.EventOnline, "b", 3)
+	time.Sleep(10 * webhooks.Turn())
+	if n := r.numbers(); len(n) != 2 {
+		t.Errorf("delivered are %v", n)
+	}
+	wire.lose.Store(false)
+	r.await(1, 2, 3)
+}
+
 // Of two processes one delivers. If it is killed after the receiver has accepted and before that is written, the other
 // delivers again, with the same id, and goes on.
 func TestKilledBetweenDeliveryAndRecord(t *testing.T) {

@@ -43,6 +43,7 @@ type worker struct {
 	failures int       // attempts since the last one that was successful
 	failing  time.Time // when the first of them began
 	changes  int       // counts changes of the status
+	urgent   int       // the last change that is not merely the position after an event that was left out
 	saved    int       // changes that the database has
 
 	who      *access.Caller // the creator, and
@@ -272,8 +273,7 @@ func (w *worker) gap(e *devices.StreamEvent, before devices.EventPosition) error
 	}
 	w.status.Gap = string(text)
 	w.passLocked(e)
-	w.changes++
-	w.m.record()
+	w.changedLocked()
 	w.m.opt.Log.Warn("events were deleted before they were delivered to a webhook", "webhook", w.hook.ID, "range", string(e.Data))
 	return nil
 }
@@ -377,8 +377,7 @@ func (w *worker) finish(d *delivery) *delivery {
 		w.window[0] = nil
 		w.window = w.window[1:]
 	}
-	w.changes++
-	w.m.record()
+	w.changedLocked()
 	w.moveLocked()
 	if d.finished != nil {
 		d.finished()
@@ -529,8 +528,7 @@ func (w *worker) fail(begun time.Time, err error) time.Duration {
 	}
 	w.status.LastError = err.Error()
 	w.failures++
-	w.changes++
-	w.m.record()
+	w.changedLocked()
 	if w.failures == 1 {
 		w.m.opt.Log.Warn("a delivery to a webhook failed; trying again", "webhook", w.hook.ID, "error", err)
 	}
@@ -625,10 +623,20 @@ func (w *worker) absent(d OfflineDevice) (*delivery, error) {
 	return &delivery{kind: devices.EventOffline, lane: string(d.Device), data: data, absence: &d, event: &devices.StreamEvent{Kind: devices.EventOffline, Device: d.Device}}, err
 }
 
-// unsaved returns the status, and how many of its changes the database does not have.
-func (w *worker) unsaved() (s Status, changes int) {
+// changedLocked requests that the status is recorded at once.
+func (w *worker) changedLocked() {
+	w.changes++
+	w.urgent = w.changes
+	w.m.record()
+}
+
+// unsaved returns the status, and how many of its changes the database does not have; none if they can wait, unless all are wanted.
+func (w *worker) unsaved(all bool) (s Status, changes int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !all && w.urgent <= w.saved {
+		return s, 0
+	}
 	s = w.status
 	s.Position = w.position.String()
 	return s, w.changes - w.saved
@@ -639,5 +647,11 @@ func (w *worker) wasSaved(changes int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.saved += changes
+}
+
+// launch starts senders for what has waited until deliveries can be recorded again.
+func (w *worker) launch() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.launchLocked()
 }
