@@ -5,7 +5,7 @@ VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo d
 COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
 
-.PHONY: all build demo cluster-demo run quick test race verify check conformance chaos fuzz kills mutants bench simulate release reference clean
+.PHONY: all build demo cluster-demo run quick test race verify check conformance chaos fuzz kills mutants bench simulate release reference lines clean
 all: build
 
 build: ## both programs, in bin/
@@ -56,6 +56,10 @@ bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BEN
 
 reference: ## writes docs/reference and openapi.json from the program; make test compares them
 	FLEETD_TEST_UPDATE=1 go test -count=1 -run '^TestReference$$' ./cmd/fleetd ./internal/config ./internal/devices ./internal/explain ./internal/node ./internal/restapi
+
+lines: ## the product's lines of Go by package (REV=commit)
+	@git grep -c '' $(or $(REV),HEAD) -- 'cmd/*.go' 'internal/*.go' 'migrations/*.go' 'simulator/*.go' ':!*_test.go' ':!internal/*test/*' | \
+		awk -F: '{ sub("/[^/]*$$", "", $$2); n[$$2] += $$3; n["all"] += $$3 } END { for (d in n) print n[d], d }' | sort -rn
 
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
 	@scripts/bench ./sim $(SIM)
