@@ -227,7 +227,7 @@ func TestRevokedCredentialsAreRefused(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(10 * time.Second):
-		t.Error("the session goes on after the revocation") // security: D2
+		t.Error("the session goes on after the revocation")
 	}
 	// security: D2
 	if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 401 {
