@@ -72,6 +72,7 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	if err := a.registry.CheckReady(); err != nil {
 		return CheckInResult{}, err
 	}
+	at := clock.Now() // before what is recorded of the check
 	status := a.registry.Status(c.Device, c.ClientID)
 	if a.registry.Refused(c.Device).Has(c.ClientID) || c.ClientID == "" && status.Known && status.Client == registry.ClientOther {
 		return CheckInResult{Refused: true, Prefer: status.Prefer}, nil
@@ -90,7 +91,7 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	if status.Admits() {
 		if c.ClientID != "" || joins { // else anybody could have sent it
-			a.hub.OnFacts(c.facts(clock.Now()))
+			a.hub.OnFacts(c.facts(at))
 		}
 		generation, _ := a.hub.Generation(c.Device)
 		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil
