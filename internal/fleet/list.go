@@ -121,7 +121,7 @@ func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selec
 // allPending returns the devices with a pending client, read once.
 func (l *lister) allPending() map[devices.ID]devices.View {
 	if l.pending == nil {
-		l.pending = l.s.AllPending(l.now)
+		l.pending = l.s.AllPending(time.Now())
 	}
 	return l.pending
 }
@@ -149,7 +149,7 @@ func (l *lister) rowsWithMemoryState() ([]devices.Row, error) {
 	if !l.q.Select.AllowsState(string(devices.StatePending)) && !l.q.Select.AllowsState(string(devices.StateContested)) {
 		return nil, nil
 	}
-	ids := l.s.ContestedIDs(l.now)
+	ids := l.s.ContestedIDs(time.Now())
 	for id := range l.allPending() {
 		if l.s.registry.Status(id, "").Known {
 			ids = append(ids, id)
