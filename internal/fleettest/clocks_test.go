@@ -56,8 +56,8 @@ func TestSteppedClocks(t *testing.T) {
 	}
 	// The turn of the jobs goes to another node though the clock was set back under it.
 	holder := func() int {
-		for i, n := range c.Nodes {
-			if c.DB.Count(t, "SELECT count(*) FROM fleet f JOIN nodes n ON f.value LIKE '% ' || n.instance WHERE f.key = 'jobs_turn' AND n.node = $1", fmt.Sprint("node-", i)) == 1 && n != nil {
+		for i := range c.Nodes {
+			if c.DB.Count(t, "SELECT count(*) FROM fleet f JOIN nodes n ON f.value LIKE '% ' || n.instance WHERE f.key = 'jobs_turn' AND n.node = $1", fmt.Sprint("node-", i)) == 1 {
 				return i
 			}
 		}

@@ -82,7 +82,7 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 	if s.opt.Console == nil {
 		return nil, s.problem(ctx, errConsoleOff)
 	}
-	expires := clock.Now().Add(access.ConsoleCodeLife).UTC().Truncate(time.Second)
+	expires := clock.Now().Add(access.ConsoleCodeLife).Truncate(time.Second)
 	code := s.opt.Mint.ConsoleCode(expires)
 	if err := s.opt.Service.SaveConsoleCode(ctx, caller(ctx), scopes, code, expires); err != nil {
 		return nil, s.problem(ctx, err)

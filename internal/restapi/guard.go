@@ -102,7 +102,7 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 		if c, ok := ctx.(*humaContext); ok {
 			c.by = by
 		}
-		if a.waits || a.judged {
+		if a.waits {
 			next(ctx)
 			return
 		}

@@ -52,11 +52,11 @@ type judgement struct {
 }
 
 func (s *Server) messageRoutes() {
-	op := withAnswer(s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", scope: access.ScopeCall, judged: true, tag: tagDevices, summary: "Send a message to a device",
+	op := s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", scope: access.ScopeCall, judged: true, tag: tagDevices, summary: "Send a message to a device",
 		text: "alert makes any stock device show and play it; notify, custom and system depend on its firmware. Further members are passed on untouched. A system message needs tools:call:user. " +
 			"Devices do not answer messages: ok means that it was written, or that it is queued after the speech that is being sent.",
 		answer: "It was accepted.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
-			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", schemaOf[sent](s))
+			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}})
 	registerRaw(s, op, schemaOf[message](s), s.sendMessage)
 	if s.opt.Authenticate != nil {
 		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,

@@ -41,7 +41,7 @@ var errStepped = errors.New("the clock of the database was stepped")
 func (s *Store) Now() time.Time {
 	now := s.wall()
 	if m := s.measured.Load(); m != nil {
-		now = m.clock.Add(s.reading().Sub(m.at))
+		now = m.clock.Add(time.Since(m.at))
 	}
 	return now.UTC().Truncate(time.Microsecond)
 }
@@ -75,7 +75,7 @@ func (s *Store) measure(ctx context.Context) error {
 
 // readClock reads the clock and the sum of its steps.
 func (s *Store) readClock(ctx context.Context) (m *measurement, took time.Duration, err error) {
-	before := s.reading()
+	before := time.Now()
 	m = &measurement{clock: s.wall(), at: before}
 	if !s.db.Postgres() {
 		if last := s.measured.Load(); last != nil {
@@ -88,7 +88,7 @@ func (s *Store) readClock(ctx context.Context) (m *measurement, took time.Durati
 	if err := s.db.Read.QueryRowContext(ctx, `SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, (SELECT value FROM fleet WHERE key = $1)`, clockKey).Scan(&us, &steps); err != nil {
 		return nil, 0, err
 	}
-	took = s.reading().Sub(before)
+	took = time.Since(before)
 	m.clock, m.at, m.steps = database.Instant(us), before.Add(took/2), stepsOf(steps)
 	return m, took, nil
 }

@@ -42,7 +42,6 @@ type Store struct {
 	log      *slog.Logger
 	leases   bool
 	wall     func() time.Time // the clock of the node
-	reading  func() time.Time // with the monotonic reading
 	notify   func([]jobs.Change, []jobs.Task)
 	holder   func(key string) access.Holder
 	history  history
@@ -76,7 +75,7 @@ func Holders(of func(key string) access.Holder) Option { return func(s *Store) {
 
 // New returns a Store in a database.
 func New(host database.Host, log *slog.Logger, options ...Option) *Store {
-	s := &Store{host: host, db: host.Database(), log: log, wall: clock.Now, reading: time.Now, notify: func([]jobs.Change, []jobs.Task) {},
+	s := &Store{host: host, db: host.Database(), log: log, wall: clock.Now, notify: func([]jobs.Change, []jobs.Task) {},
 		holder: func(string) access.Holder { return access.Holder{Admin: true} }}
 	for _, option := range options {
 		option(s)

@@ -37,7 +37,7 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 	if !s.db.Postgres() {
 		return true, nil
 	}
-	now := s.reading()
+	now := time.Now()
 	var held string
 	switch err := s.db.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, turnKey).Scan(&held); {
 	case errors.Is(err, sql.ErrNoRows):
