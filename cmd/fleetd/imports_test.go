@@ -139,7 +139,7 @@ var importRules = []rule{
 		"internal/cluster", "internal/cluster/lease", "internal/events", "internal/datadir", "internal/mqttdevice", "internal/udpaudio", "internal/gatewayapi",
 		"internal/upstream", "internal/background", "internal/connlimit", "internal/attest", "internal/mcpserver", "internal/timescale", "internal/durable", "internal/jobs", "internal/jobs/manager", "internal/jobs/runner", "internal/store/jobstore", "internal/stats", "internal/store/webhookstore", "internal/webhooks", "migrations"},
 		why: "it puts everything together, and only the command may be above it"},
-	{pkg: "cmd/fleetd", may: []string{"internal/api", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
+	{pkg: "cmd/fleetd", may: []string{"internal/api", "internal/jobs", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it; an exported audit it verifies itself, so that no node has to be trusted"},
 }
 

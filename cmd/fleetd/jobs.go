@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +14,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/jobs"
 )
 
 type jobsCmd struct {
@@ -179,34 +177,10 @@ const actionWidth = 60
 
 // actionText is the action with its arguments or its text.
 func actionText(x *api.JobAction) string {
-	switch {
-	case x.Call != nil:
-		return "call " + x.Call.Tool + membersText(x.Call.Arguments, "")
-	case x.Restart != nil:
-		return "restart " + x.Restart.When
+	if action, known := jobs.ActionOf(x); known {
+		return action.String()
 	}
-	var message struct{ Type string }
-	_ = json.Unmarshal(x.Message, &message) // the node has checked it
-	return strings.TrimRight("message "+message.Type, " ") + membersText(x.Message, "type")
-}
-
-// membersText writes the members of an object as the command line takes them, in order of their names, but for one.
-func membersText(object json.RawMessage, without string) (text string) {
-	var members map[string]json.RawMessage
-	if len(object) == 0 || json.Unmarshal(object, &members) != nil {
-		return ""
-	}
-	for _, key := range slices.Sorted(maps.Keys(members)) {
-		value := string(members[key])
-		var plain string
-		if json.Unmarshal(members[key], &plain) == nil && plain != "" && !strings.ContainsAny(plain, " \t\r\n\"") {
-			value = plain
-		}
-		if key != without {
-			text += " " + key + "=" + value
-		}
-	}
-	return text
+	return "another one; ask a newer fleetd"
 }
 
 func selectionText(spec *api.JobSpec) string {

@@ -234,6 +234,9 @@ type RPCResult struct {
 	Call   string          // id of the request
 }
 
+// RestartMessage is the message that restarts a device.
+const RestartMessage = `{"type":"system","command":"reboot"}`
+
 // Message is a JSON message for a device, other than MCP and hello.
 type Message struct {
 	ID        string // as in ToolCall

@@ -87,7 +87,7 @@ func TestReservationForAMessageNeedsNoTools(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Message(t.Context(), devices.Message{Device: id, Principal: devicetest.Admin, Body: json.RawMessage(dispatch.RestartMessage)}, permitted); err != nil {
+		if err := r.Message(t.Context(), devices.Message{Device: id, Principal: devicetest.Admin, Body: json.RawMessage(devices.RestartMessage)}, permitted); err != nil {
 			t.Error(err)
 		}
 		if synctest.Wait(); conn.path.last("reboot").IsZero() {

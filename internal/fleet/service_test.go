@@ -152,7 +152,7 @@ func TestMessagesAreRecorded(t *testing.T) {
 		s := devicetest.New().ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Recorder = &r })
 		connect(t, s, "c1", devicetest.NewScript())
 		ready(t, s)
-		send(t, s, dispatch.RestartMessage)
+		send(t, s, devices.RestartMessage)
 		send(t, s, `{"type":"alert","status":"s","message":"m","emotion":"e"}`)
 		send(t, s, ttsStart)
 		if err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(`{"type":"hello"}`)}); err == nil {

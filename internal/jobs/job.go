@@ -147,6 +147,7 @@ type Job struct {
 	OwnerName string
 	Key       string // Idempotency-Key; empty: none
 	Hash      string // of the body with that key
+	Action    string // the name of the action's kind, which this version may not know: IsKnown
 	Spec      api.JobSpec
 	Confirmed []string // rules that a person confirmed for the whole job
 	Devices   string   // the selection, limited to the creator's devices; see PrepareText

@@ -19,16 +19,8 @@ func (j *Job) Idle() bool {
 	return j.Repeats() && (j.State == Scheduled || j.State == Paused && j.Before == Scheduled) && j.Counts.Open() == 0
 }
 
-// Action returns the name of the job's action: call, message or restart.
-func (j *Job) Action() string {
-	switch {
-	case j.Spec.Action.Call != nil:
-		return "call"
-	case j.Spec.Action.Restart != nil:
-		return "restart"
-	}
-	return "message"
-}
+// IsKnown reports whether this version knows the action. A job that a newer version has made may have another one.
+func (j *Job) IsKnown() bool { return IsAction(j.Action) }
 
 // AwaitsIdle reports whether tasks wait for the end of a conversation.
 func (j *Job) AwaitsIdle() bool { return j.Spec.Busy == "wait" }
@@ -46,7 +38,8 @@ func (j *Job) Zone() *time.Location {
 // what its creator may select; text without terms is not valid.
 func New(spec api.JobSpec, owner, ownerName, devices string, now time.Time) Job {
 	now = now.UTC().Truncate(time.Microsecond)
-	j := Job{ID: NewID(now), Owner: owner, OwnerName: ownerName, Devices: devices, Spec: spec, State: Scheduled,
+	action, _ := ActionOf(&spec.Action) // Check has found one
+	j := Job{ID: NewID(now), Owner: owner, OwnerName: ownerName, Devices: devices, Action: action.Name(), Spec: spec, State: Scheduled,
 		NextAt: spec.When.At.UTC().Truncate(time.Microsecond), CreatedAt: now, Until: spec.When.Until.UTC().Truncate(time.Microsecond)}
 	if spec.When.At.IsZero() {
 		j.NextAt = time.Time{}
@@ -163,9 +156,18 @@ func (j *Job) openStages() {
 	j.Opened = max(j.Opened, j.Started+j.missing())
 }
 
-// Gate returns why no task of the job may begin now, and when that may change by itself; zero:
+// Gate returns why this node may begin no task of the job now, and when that may change by itself; zero:
 // it is not known. Tasks of a job with a closed gate are not due: they hold no other task up.
 func (j *Job) Gate(now time.Time) (Wait, time.Time) {
+	wait, at := j.FleetGate(now)
+	if wait == WaitNone && !j.IsKnown() {
+		return WaitNode, time.Time{}
+	}
+	return wait, at
+}
+
+// FleetGate is Gate for nodes that know the action.
+func (j *Job) FleetGate(now time.Time) (Wait, time.Time) {
 	switch j.State {
 	case Running:
 	case Paused:

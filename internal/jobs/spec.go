@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
-	"fleetd/internal/jsonspan"
 	"fleetd/internal/selector"
 	"fleetd/internal/timespan"
 )
@@ -69,7 +67,7 @@ func Check(spec *api.JobSpec, zone *time.Location, now time.Time) error {
 		return devices.Errorf(devices.CodeBadRequest, "select: %v", err)
 	}
 	var f faults
-	checkAction(&spec.Action, &f)
+	checkAction(spec, &f)
 	checkSelection(spec, &f)
 	checkWhen(spec, zone, now, &f)
 	limitTogether(spec)
@@ -89,10 +87,7 @@ func Check(spec *api.JobSpec, zone *time.Location, now time.Time) error {
 		}
 		span(r.After, "/retry/after", 0, MaxUntil, &f)
 	}
-	switch {
-	case spec.Busy == "" && spec.Action.Restart != nil && spec.Action.Restart.When == "idle":
-		spec.Busy = "wait"
-	case spec.Busy != "" && spec.Busy != "wait" && spec.Busy != "skip":
+	if spec.Busy != "" && spec.Busy != "wait" && spec.Busy != "skip" {
 		f.add("/busy", "must be wait or skip")
 	}
 	if len(spec.Note) > 1000 {
@@ -106,48 +101,6 @@ func (f faults) err() error {
 		return nil
 	}
 	return &devices.Error{Code: devices.CodeInvalidArguments, Detail: "the job is not valid: " + f[0].Pointer + " " + f[0].Detail, Faults: f}
-}
-
-func checkAction(a *api.JobAction, f *faults) {
-	given := 0
-	if c := a.Call; c != nil {
-		given++
-		if !devices.IsToolName(c.Tool) {
-			f.add("/action/call/tool", "must be the name of a tool: 1 to 256 bytes without control characters")
-		}
-		switch {
-		case len(c.Arguments) > maxArgumentBytes:
-			f.add("/action/call/arguments", "may have %d KiB", maxArgumentBytes>>10)
-		case len(c.Arguments) > 0 && jsonspan.KindOf(c.Arguments) != jsonspan.KindObject:
-			f.add("/action/call/arguments", "must be an object")
-		default:
-			var text *devices.Error
-			if errors.As(devices.CheckText("arguments", c.Arguments), &text) {
-				for _, fault := range text.Faults {
-					f.add("/action/call/arguments"+fault.Pointer, "%s", fault.Detail)
-				}
-			}
-		}
-		span(c.Timeout, "/action/call/timeout", time.Second, 300*time.Second, f)
-	}
-	if len(a.Message) > 0 {
-		given++
-		if jsonspan.KindOf(a.Message) != jsonspan.KindObject {
-			f.add("/action/message", "must be an object with a member type")
-		}
-	}
-	if r := a.Restart; r != nil {
-		given++
-		if r.When == "" {
-			r.When = "idle"
-		}
-		if r.When != "idle" && r.When != "now" {
-			f.add("/action/restart/when", "must be idle or now")
-		}
-	}
-	if given != 1 {
-		f.add("/action", "must have exactly one of call, message and restart")
-	}
 }
 
 func checkSelection(spec *api.JobSpec, f *faults) {

@@ -158,7 +158,7 @@ func (s *jobsSide) count(changed []jobs.Change, ended []jobs.Task) {
 		if j == nil || t.State != jobs.TaskEnded {
 			continue
 		}
-		s.ended.Add(endedKey{j.Action(), t.Outcome}, 1)
+		s.ended.Add(endedKey{j.Action, t.Outcome}, 1)
 		if t.Outcome == jobs.Unknown && !j.Spec.Repeatable {
 			s.unknown.Add(1)
 		}

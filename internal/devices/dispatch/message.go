@@ -68,9 +68,6 @@ func (s *Dispatcher) PermitSpeech(principal access.Principal, id devices.ID, kin
 	return err
 }
 
-// RestartMessage is the message that restarts a device.
-const RestartMessage = `{"type":"system","command":"reboot"}`
-
 // PermitMessage returns an error if a message is not valid, or the principal may send messages
 // of its type to no device.
 func (s *Dispatcher) PermitMessage(ctx context.Context, principal access.Principal, body []byte) error {

@@ -204,23 +204,33 @@ func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSp
 // permitAction returns an error if the caller may not have the action of a job done, and the rules that require a
 // confirmation. It is asked when a job is created, and for every change after which more of it happens.
 func (m *Manager) permitAction(ctx context.Context, p access.Principal, spec *api.JobSpec) (confirm []string, err error) {
-	switch a := &spec.Action; {
-	case a.Call != nil:
-		g := m.Fleet.Guard()
-		confirm, no := g.JobRules(access.Query{By: p, Tool: a.Call.Tool})
-		if no == nil {
-			no = g.CheckURL(a.Call.Tool, a.Call.Arguments)
-		}
-		if no != nil {
-			return nil, dispatch.RefusalError(no)
-		}
-		return confirm, nil
-	case a.Restart != nil:
-		return nil, m.Fleet.PermitMessage(ctx, p, json.RawMessage(dispatch.RestartMessage))
-	default:
-		return nil, m.Fleet.PermitMessage(ctx, p, a.Message)
+	action, known := jobs.ActionOf(&spec.Action)
+	if !known {
+		return nil, devices.Errorf(devices.CodeConflict, "this version of fleetd does not know the action of the job; repeat the request at a node of the version that created it")
 	}
+	return action.Permit(rights{ctx, m, p})
 }
+
+// rights implements jobs.Rights.
+type rights struct {
+	ctx context.Context
+	m   *Manager
+	p   access.Principal
+}
+
+func (r rights) Call(tool string, arguments json.RawMessage) (confirm []string, err error) {
+	g := r.m.Fleet.Guard()
+	confirm, no := g.JobRules(access.Query{By: r.p, Tool: tool})
+	if no == nil {
+		no = g.CheckURL(tool, arguments)
+	}
+	if no != nil {
+		return nil, dispatch.RefusalError(no)
+	}
+	return confirm, nil
+}
+
+func (r rights) Message(body json.RawMessage) error { return r.m.Fleet.PermitMessage(r.ctx, r.p, body) }
 
 // checkSize refuses a selection with more devices than its key could have open tasks if there were no others.
 func (m *Manager) checkSize(ctx context.Context, sel selector.Selector, most int64) error {

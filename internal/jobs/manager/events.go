@@ -71,7 +71,7 @@ func jobEvent(j *jobs.Job, kind devices.EventKind, now time.Time) devices.Event 
 			Note      string        `json:"note"`
 			Owner     string        `json:"owner"`
 			CreatedBy string        `json:"created_by"`
-		}{v.State, v.Reason, j.Action(), v.Stage, v.Round, v.Counts, j.Spec.Note, j.Owner, v.CreatedBy})}
+		}{v.State, v.Reason, j.Action, v.Stage, v.Round, v.Counts, j.Spec.Note, j.Owner, v.CreatedBy})}
 }
 
 func taskEvent(j *jobs.Job, t *jobs.Task, now time.Time) devices.Event {

@@ -27,8 +27,14 @@ var (
 
 // question is one to the holders of devices.
 type question struct {
+	Asks []ask `json:"asks"`
+}
+
+// ask is about devices with tasks alike.
+type ask struct {
+	Action  string       `json:"action"`
+	Idle    bool         `json:"idle,omitempty"` // the tasks await the end of a conversation
 	Devices []devices.ID `json:"devices"`
-	Idle    []devices.ID `json:"idle,omitempty"` // those whose tasks await the end of a conversation
 }
 
 // reasons are the answer: of the devices that are connected to a node, what holds up their tasks.
@@ -45,15 +51,17 @@ func (m *Manager) Answer(_ context.Context, data []byte) ([]byte, error) {
 
 func (m *Manager) reasonsOf(q question) reasons {
 	out := reasons{}
-	ask := func(ids []devices.ID, idle bool) {
-		for _, id := range ids {
-			if why, here := m.Hold(id, idle); here {
+	for _, a := range q.Asks {
+		for _, id := range a.Devices {
+			why, here := m.Hold(id, a.Idle)
+			if here && !jobs.IsAction(a.Action) { // the asking node has a newer version
+				why = jobs.WaitNode
+			}
+			if here {
 				out[id] = why
 			}
 		}
 	}
-	ask(q.Devices, false)
-	ask(q.Idle, true)
 	return out
 }
 
@@ -85,11 +93,12 @@ func (h *holders) add(place int, j *jobs.Job, why jobs.Wait, v *devices.View) {
 		h.at = map[string][]heldTask{}
 	}
 	h.at[v.Presence.Node] = append(h.at[v.Presence.Node], heldTask{place, v.Device.ID, lost})
-	if j.AwaitsIdle() {
-		h.q.Idle = append(h.q.Idle, v.Device.ID)
-	} else {
-		h.q.Devices = append(h.q.Devices, v.Device.ID)
+	i := slices.IndexFunc(h.q.Asks, func(a ask) bool { return a.Action == j.Action && a.Idle == j.AwaitsIdle() })
+	if i < 0 {
+		i = len(h.q.Asks)
+		h.q.Asks = append(h.q.Asks, ask{Action: j.Action, Idle: j.AwaitsIdle()})
 	}
+	h.q.Asks[i].Devices = append(h.q.Asks[i].Devices, v.Device.ID)
 }
 
 // askHolders completes the reasons of the tasks of a list that were noted.

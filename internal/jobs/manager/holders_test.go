@@ -93,7 +93,7 @@ func TestReasonsOfHolders(t *testing.T) {
 				if c.lost {
 					v.Presence.Reason = devices.OfflineNodeLost
 				}
-				j := &jobs.Job{}
+				j := &jobs.Job{Action: "call"}
 				if c.idle {
 					j.Spec.Busy = "wait"
 				}
@@ -166,6 +166,18 @@ func TestReasonsOfTheDevice(t *testing.T) {
 		tasks, err := m.Tasks(t.Context(), by, TaskQuery{Job: list[0].Job, Reason: string(c.want)})
 		if err != nil || len(tasks.Items) != 1 || !slices.Equal(tasks.Items, list) {
 			t.Errorf("%+v: %+v, %v", c, tasks.Items, err)
+		}
+	}
+}
+
+// A holder that does not know the action, since the node that asks is newer, says that its tasks wait for another node.
+func TestReasonOfAnOlderHolder(t *testing.T) {
+	m := &Manager{Options: Options{Hold: func(id devices.ID, _ bool) (jobs.Wait, bool) { return jobs.WaitBusy, id != "away" }}}
+	ids := []devices.ID{"here", "away"}
+	for action, want := range map[string]jobs.Wait{"call": jobs.WaitBusy, "levitate": jobs.WaitNode} {
+		got := m.reasonsOf(question{[]ask{{Action: action, Devices: ids}}})
+		if len(got) != 1 || got["here"] != want {
+			t.Errorf("%s: %v, want %s", action, got, want)
 		}
 	}
 }

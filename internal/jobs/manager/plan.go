@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 
 	"fleetd/internal/access"
@@ -67,12 +68,24 @@ func (w *planner) add(ctx context.Context, page []devices.View) error {
 	return ctx.Err()
 }
 
-// judge returns why the call would be refused now.
+// judge returns why the action would be refused now.
 func (w *planner) judge(ctx context.Context, v *devices.View) *devices.Error {
-	c := w.spec.Action.Call
-	if c == nil {
+	action, known := jobs.ActionOf(&w.spec.Action)
+	if !known { // jobs.Check refuses it
 		return nil
 	}
+	return action.Judge(target{ctx, w, v})
+}
+
+// target implements jobs.Target.
+type target struct {
+	ctx context.Context
+	w   *planner
+	v   *devices.View
+}
+
+func (t target) Call(name string, arguments json.RawMessage) *devices.Error {
+	v, w := t.v, t.w
 	if v.CatalogState == devices.CatalogNone {
 		return devices.Errorf(devices.CodeToolUnknown, "the device does not speak MCP")
 	}
@@ -81,22 +94,22 @@ func (w *planner) judge(ctx context.Context, v *devices.View) *devices.Error {
 	}
 	cat, seen := w.catalogs[v.Presence.Catalog]
 	if !seen {
-		cat, _ = w.m.Fleet.Catalog(ctx, v.Presence.Catalog) // without it the device decides
+		cat, _ = w.m.Fleet.Catalog(t.ctx, v.Presence.Catalog) // without it the device decides
 		w.catalogs[v.Presence.Catalog] = cat
 	}
 	if cat == nil {
 		return nil
 	}
-	tool := cat.Tool(c.Tool)
+	tool := cat.Tool(name)
 	if tool == nil {
 		if v.Presence.Partial {
 			return nil
 		}
-		return devices.Errorf(devices.CodeToolUnknown, "the device has no tool %q", c.Tool)
+		return devices.Errorf(devices.CodeToolUnknown, "the device has no tool %q", name)
 	}
 	by := w.p
 	by.Via = access.ViaJob
-	q := access.Query{By: by, Device: string(v.Device.ID), Labels: v.Device.Labels, Tool: c.Tool, Listed: true, UserOnly: tool.UserOnly}
+	q := access.Query{By: by, Device: string(v.Device.ID), Labels: v.Device.Labels, Tool: name, Listed: true, UserOnly: tool.UserOnly}
 	if d := w.m.Fleet.Guard().Decide(q); d.Refusal != nil {
 		code := devices.CodeForbidden
 		if d.Refusal.Tool {
@@ -104,7 +117,7 @@ func (w *planner) judge(ctx context.Context, v *devices.View) *devices.Error {
 		}
 		return devices.Errorf(code, "%s", d.Refusal.Detail)
 	}
-	return tool.CheckCall(c.Arguments)
+	return tool.CheckCall(arguments)
 }
 
 func (w *planner) refuse(id devices.ID, no *devices.Error) {

@@ -44,7 +44,7 @@ func isRetried(before, after *jobs.Job) bool {
 // needsScan reports whether there may be waiting tasks that are not in memory; room is whether it can take more. One that was given
 // back needs none: the node that gave it back looks at its device again, and so does one to which the device went meanwhile.
 func (s *jobState) needsScan(now time.Time, room bool) bool {
-	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 {
+	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 || !s.job.IsKnown() {
 		return false
 	}
 	switch ago := now.Sub(s.scannedAt); {

@@ -45,7 +45,8 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 		q := &queue{}
 		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]string{}, later: map[devices.ID]time.Time{}})
 		for i, id := range []string{"a", "b", "c", "d", "e"} {
-			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j := jobs.Job{ID: id, Action: "call", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j.Spec.Action.Restart = &api.JobRestart{}
 			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
 			task := jobs.Candidate{Job: id, Device: "x", Seq: int64(i)}
 			switch {

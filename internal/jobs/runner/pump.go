@@ -298,7 +298,11 @@ func (p *pump) reserve(s *jobState, c *jobs.Candidate, chosen map[devices.ID]boo
 	if chosen[c.Device] || p.r.isRunning(c.Device) {
 		return nil // its end reads the device's tasks
 	}
-	slot, err := p.r.Devices.Reserve(c.Device, s.job.Spec.Action.Call != nil)
+	action, known := jobs.ActionOf(&s.job.Spec.Action)
+	if !known { // its gate is closed here
+		return nil
+	}
+	slot, err := p.r.Devices.Reserve(c.Device, action.NeedsTools())
 	switch {
 	case errors.Is(err, devices.ErrNoHolder):
 		return nil // it connects again, here or elsewhere

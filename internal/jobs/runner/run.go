@@ -14,7 +14,6 @@ import (
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jobs"
 	"fleetd/internal/jsonspan"
-	"fleetd/internal/timespan"
 )
 
 // run is one task that has begun.
@@ -114,52 +113,51 @@ func (t *run) send() jobs.End {
 		return t.again(talkingAfter)
 	}
 	t.r.stats.Waited.Observe(max(0, t.r.Store.Now().Sub(time.UnixMicro(t.task.Seq))))
+	action, known := jobs.ActionOf(&t.job.Spec.Action)
+	if !known { // the pump leaves such a job alone
+		return t.hold(againAfter)
+	}
 	call := t.r.Devices.NewCallID()
-	end := jobs.End{}
-	if c := t.job.Spec.Action.Call; c != nil {
-		end = t.call(p, c.Tool, c.Arguments, c.Timeout, call)
-	} else {
-		end = t.message(p, call)
+	r, err := action.Begin(sender{t, p, call})
+	end := t.answered(&r)
+	if err != nil {
+		end = t.failed(err)
 	}
 	end.Call = call
 	return end
 }
 
-func (t *run) message(p access.Principal, call string) jobs.End {
-	body := t.job.Spec.Action.Message
-	if t.job.Spec.Action.Restart != nil {
-		body = json.RawMessage(dispatch.RestartMessage)
-	}
-	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), dispatch.DefaultTimeout)
-	defer cancel()
-	err := t.slot.Message(ctx, devices.Message{ID: call, Device: t.task.Device, Body: body, Principal: p, Job: t.job.ID}, t.permit)
-	if err != nil {
-		return t.failed(err)
-	}
-	return t.result(jobs.OK, jobs.CodeSent, "")
+// sender implements jobs.Sender for one task.
+type sender struct {
+	t    *run
+	p    access.Principal
+	call string // id
 }
 
-func (t *run) call(p access.Principal, tool string, arguments json.RawMessage, timeout, call string) jobs.End {
-	lasts := dispatch.TimeoutFor(tool)
-	if d, err := timespan.Parse(timeout); timeout != "" && err == nil {
-		lasts = d
+func (s sender) Message(body json.RawMessage) error {
+	t := s.t
+	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), dispatch.DefaultTimeout)
+	defer cancel()
+	return t.slot.Message(ctx, devices.Message{ID: s.call, Device: t.task.Device, Body: body, Principal: s.p, Job: t.job.ID}, t.permit)
+}
+
+func (s sender) Call(tool string, arguments json.RawMessage, timeout time.Duration) (devices.ToolResult, error) {
+	t := s.t
+	if timeout == 0 {
+		timeout = dispatch.TimeoutFor(tool)
 	}
-	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), lasts)
+	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), timeout)
 	defer cancel()
 	late := func(r devices.ToolResult, err error) {
 		if err != nil {
 			return
 		}
 		end := t.answered(&r)
-		end.Late, end.Call = true, call
+		end.Late, end.Call = true, s.call
 		t.r.ends.add(end)
 	}
-	r, err := t.slot.Call(ctx, devices.ToolCall{ID: call, Device: t.task.Device, Tool: tool, Arguments: arguments, Principal: p,
+	return t.slot.Call(ctx, devices.ToolCall{ID: s.call, Device: t.task.Device, Tool: tool, Arguments: arguments, Principal: s.p,
 		Job: t.job.ID, Confirmed: t.job.Confirmed, Late: late}, t.permit)
-	if err != nil {
-		return t.failed(err)
-	}
-	return t.answered(&r)
 }
 
 // answered is the end of a task whose device answered, or restarts.

@@ -111,7 +111,7 @@ func TestResultsAreText(t *testing.T) {
 // Jobs are scanned when there can be tasks that are not in memory, and not at every change.
 func TestScans(t *testing.T) {
 	p := &pump{jobs: map[string]*jobState{}}
-	job := jobs.Job{ID: "j", State: jobs.Running, RoundN: 10, Version: 1, Counts: jobs.Counts{Waiting: 10}}
+	job := jobs.Job{ID: "j", Action: "call", State: jobs.Running, RoundN: 10, Version: 1, Counts: jobs.Counts{Waiting: 10}}
 	p.update(job)
 	s, now := p.jobs["j"], time.Now()
 	if !s.needsScan(now, true) {
@@ -166,7 +166,8 @@ func TestTheOldestTaskIsChosen(t *testing.T) {
 	for range 20 { // the order of a map differs
 		p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]string{}})
 		for i, id := range []string{"a", "b", "c", "d", "e", "f"} {
-			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j := jobs.Job{ID: id, Action: "call", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j.Spec.Action.Restart = &api.JobRestart{}
 			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
 			p.update(j)
 			p.insert(p.jobs[id], jobs.Candidate{Job: id, Device: "x", Seq: int64(10 - i/2*2)}, maxOfJob) // e and f have the same age
@@ -180,7 +181,8 @@ func TestTheOldestTaskIsChosen(t *testing.T) {
 // In a full stage those tasks alone are chosen that are to be repeated; one that is not due takes no room from the others.
 func TestChosenInAFullStage(t *testing.T) {
 	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]string{}, later: map[devices.ID]time.Time{}})
-	j := jobs.Job{ID: "j", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 2, Started: 2, Held: 2, Counts: jobs.Counts{Waiting: 3}}
+	j := jobs.Job{ID: "j", Action: "call", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 2, Started: 2, Held: 2, Counts: jobs.Counts{Waiting: 3}}
+	j.Spec.Action.Restart = &api.JobRestart{}
 	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1}
 	p.update(j)
 	for _, c := range []jobs.Candidate{{Job: "j", Device: "fresh"}, {Job: "j", Device: "later", Began: true, DueAt: time.Unix(1060, 0)}, {Job: "j", Device: "due", Began: true}} {
@@ -199,7 +201,8 @@ func TestChosenInAFullStage(t *testing.T) {
 func TestRepeatedInAFullStage(t *testing.T) {
 	from := &scanned{}
 	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}, running: map[devices.ID]string{}})
-	j := jobs.Job{ID: "j", State: jobs.Running, Version: 1, Until: time.Unix(2000, 0), RoundN: 10_000, Opened: 10, Started: 5, Counts: jobs.Counts{Waiting: 9995}}
+	j := jobs.Job{ID: "j", Action: "call", State: jobs.Running, Version: 1, Until: time.Unix(2000, 0), RoundN: 10_000, Opened: 10, Started: 5, Counts: jobs.Counts{Waiting: 9995}}
+	j.Spec.Action.Restart = &api.JobRestart{}
 	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1000}
 	p.update(j)
 	s := p.jobs["j"]
@@ -241,7 +244,7 @@ func (s *scanned) Waiting(_ context.Context, _ string, after int64, _ int) ([]jo
 func TestNoCandidateIsForgotten(t *testing.T) {
 	from := &scanned{}
 	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}})
-	p.update(jobs.Job{ID: "j", State: jobs.Running, RoundN: 10_000, Counts: jobs.Counts{Waiting: 10_000}})
+	p.update(jobs.Job{ID: "j", Action: "call", State: jobs.Running, RoundN: 10_000, Counts: jobs.Counts{Waiting: 10_000}})
 	s := p.jobs["j"]
 	s.scannedAt, s.round, s.size, s.cursor = time.Now(), 0, 10_000, 9000
 	s.list, p.total = make([]*jobs.Candidate, maxOfJob), maxOfJob
@@ -267,7 +270,7 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 // tasks of other jobs.
 func TestDevicesOfEndedJobsAreReadAgain(t *testing.T) {
 	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}})
-	job := jobs.Job{ID: "j", State: jobs.Running, Version: 1, Counts: jobs.Counts{Waiting: 1}}
+	job := jobs.Job{ID: "j", Action: "call", State: jobs.Running, Version: 1, Counts: jobs.Counts{Waiting: 1}}
 	p.update(job)
 	p.insert(p.jobs["j"], jobs.Candidate{Job: "j", Device: "x"}, maxOfJob)
 	job.Version, job.State = 2, jobs.Done

@@ -17,7 +17,8 @@ func newShared(t *testing.T, from jobs.Store, candidates ...int) *pump {
 		arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}, running: map[devices.ID]string{}})
 	p.r.ends = &ender{r: p.r}
 	for i, n := range candidates {
-		j := jobs.Job{ID: string(rune('a' + i)), State: jobs.Running, Until: time.Unix(2000, 0), Opened: 1 << 40, RoundN: 1 << 20, Counts: jobs.Counts{Waiting: 1 << 20}}
+		j := jobs.Job{ID: string(rune('a' + i)), Action: "call", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 1 << 40, RoundN: 1 << 20, Counts: jobs.Counts{Waiting: 1 << 20}}
+		j.Spec.Action.Restart = &api.JobRestart{}
 		j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: jobs.RateUnlimited, Concurrency: 1 << 20}
 		p.update(j)
 		for k := range n {

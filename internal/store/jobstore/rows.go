@@ -53,7 +53,7 @@ func namesOf(prefix string, columns []database.Column) string {
 // readyAt returns a time before which the job lets no task begin unless its row changes; 0: it may
 // now. It may be earlier than the truth, never later.
 func readyAt(j *jobs.Job, now time.Time) int64 {
-	wait, at := j.Gate(now)
+	wait, at := j.FleetGate(now)
 	switch {
 	case wait == jobs.WaitNone:
 		return 0
@@ -65,7 +65,7 @@ func readyAt(j *jobs.Job, now time.Time) int64 {
 
 // fixed, given and moved return the values of the columns.
 func fixed(j *jobs.Job) []any {
-	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action(), textOf(j.Confirmed), database.Clean(j.Devices), database.Micros(j.CreatedAt)}
+	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action, textOf(j.Confirmed), database.Clean(j.Devices), database.Micros(j.CreatedAt)}
 }
 
 func given(j *jobs.Job) []any { return []any{textOf(&j.Spec)} }
@@ -90,9 +90,9 @@ func textOf(v any) string {
 
 // scanJob reads the columns jobNames, and then those of more.
 func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
-	var action, confirmed, spec string
+	var confirmed, spec string
 	var created, ready, stageEnd, next, tat, begun, until, ended int64
-	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &action, &confirmed, &j.Devices, &created, &spec,
+	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &j.Action, &confirmed, &j.Devices, &created, &spec,
 		&j.State, &j.Reason, &j.Before, &j.Cursor, &j.Version, &ready, &j.Stage, &stageEnd, &j.Opened, &j.Started, &j.Held,
 		&j.PassedOK, &j.Round, &j.RoundN, &next, &tat, &j.Missed, &j.Reserved, &j.Counts.Waiting, &j.Counts.Running}
 	for i := range j.Counts.Ended {

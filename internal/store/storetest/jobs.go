@@ -39,6 +39,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"a task of an ended process is unknown", testLoseRunning},
 		{"the queue of a device keeps its order", testQueueOrder},
 		{"who is not due holds nobody up", testNotDue},
+		{"an action of a newer version", testUnknownAction},
 		{"waiting tasks end", testEndWaiting},
 		{"a deadline that has passed", testDeadline},
 		{"a forgotten device", testForget},

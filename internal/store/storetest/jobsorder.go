@@ -40,6 +40,28 @@ func testQueueOrder(t *testing.T, f *jobFleet) {
 	}
 }
 
+// A node that does not know an action begins none of it, holds nobody up, and keeps the job as it is for those that do.
+func testUnknownAction(t *testing.T, f *jobFleet) {
+	const spec = `{"action":{"levitate":{"by":3}},"select":"room=lab","pace":{"rate":"unlimited","concurrency":9}}`
+	j, known := f.create(t, 2, nil), f.create(t, 1, nil)
+	f.Exec(t, `UPDATE jobs SET action = 'levitate', spec = $1 WHERE job = $2`, spec, j.ID)
+	for _, edit := range []func(*jobs.Job) error{func(j *jobs.Job) error { return j.Pause("lunch") }, func(x *jobs.Job) error { return x.Resume(f.stores[0].Now()) }} {
+		if _, err := f.stores[0].Edit(t.Context(), j.ID, edit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := f.Count(t, `SELECT count(*) FROM jobs WHERE job = $1 AND action = 'levitate' AND spec = $2 AND ready_at = 0`, j.ID, spec); n != 1 {
+		t.Error("the job is not as the newer version wrote it, or is not ready for it")
+	}
+	if got := f.begin(t, "i", append(candidates(&j, mac(1), mac(2)), candidates(&known, mac(1))...)...); len(got) != 1 || got[0].Job != known.ID {
+		t.Errorf("begun: %+v", got)
+	}
+	stored, task := f.job(t, j.ID), f.task(t, j.ID, mac(2))
+	if why := jobs.WaitOf(&stored, &task, true, false, false, f.stores[0].Now()); why != jobs.WaitNode {
+		t.Errorf("its task waits for %q", why)
+	}
+}
+
 func testNotDue(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	closed := func(change func(s *api.JobSpec), edit func(j *jobs.Job) error) jobs.Job {
