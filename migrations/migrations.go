@@ -13,3 +13,7 @@ import "embed"
 //
 //go:embed *.sql
 var FS embed.FS
+
+// Lowest is the lowest schema version that a program must support to use the database after all migrations, as the last one of
+// them that raises it says. While nodes run that do not support it, nothing is migrated.
+const Lowest = 23

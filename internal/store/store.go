@@ -308,7 +308,7 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 	if wasUp {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		return s.unavailable(s.backend.Admin.PingContext(ctx))
+		return s.unavailable(s.backend.Check(ctx))
 	}
 	err := s.backend.Upgrade(ctx, s.log)
 	if database.FaultOf(err) == database.FaultLost && !errors.Is(err, context.DeadlineExceeded) {

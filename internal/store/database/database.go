@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -221,14 +222,11 @@ func (db *DB) Upgrade(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return fmt.Errorf("reading the schema version: %w", err)
 		}
-		if have > want {
-			return fmt.Errorf("%w: %s has schema version %d, but this fleetd supports only versions up to %d; start a newer fleetd", ErrConfig, db.Where, have, want)
+		if have >= want { // a newer node has migrated it, or this one
+			return db.Check(check)
 		}
-		if have == want {
-			return nil
-		}
-		if db.Postgres() && have < versionRegistry {
-			if err := db.checkOldNodes(ctx); err != nil {
+		if db.Postgres() {
+			if err := db.checkOldNodes(ctx, have); err != nil {
 				return err
 			}
 		}
@@ -245,6 +243,25 @@ func (db *DB) Upgrade(ctx context.Context, log *slog.Logger) error {
 		last = have
 	}
 }
+
+// Check returns an error unless the database answers and this program may use it: a newer one may have migrated it meanwhile.
+func (db *DB) Check(ctx context.Context) error {
+	var text string
+	if err := db.Admin.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, lowestKey).Scan(&text); err != nil {
+		return fmt.Errorf("reading the lowest schema version: %w", err)
+	}
+	lowest, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%w: the lowest schema version in %s cannot be read: %w", ErrConfig, db.Where, err)
+	}
+	if known := SchemaVersion(); lowest > known {
+		return fmt.Errorf("%w: %s needs a fleetd that supports schema version %d, but this one supports only versions up to %d; start a newer fleetd", ErrConfig, db.Where, lowest, known)
+	}
+	return nil
+}
+
+// lowestKey is that of the lowest schema version which a program must support, in the table fleet.
+const lowestKey = "lowest_schema"
 
 // migrate applies missing migrations, and logs the progress.
 func (db *DB) migrate(ctx context.Context, provider *goose.Provider, log *slog.Logger) ([]*goose.MigrationResult, error) {

@@ -14,13 +14,11 @@ import (
 
 	"fleetd/internal/selector"
 	"fleetd/internal/timescale"
+	"fleetd/migrations"
 )
 
-// Migrations in Go. Their numbers follow those of the files.
-const (
-	versionRegistry = 10 // a file: devices are stored in another form
-	versionFilled   = 11 // labels as rows, keys of firmware versions
-)
+// versionFilled is a migration in Go, whose number follows those of the files: labels as rows, keys of firmware versions.
+const versionFilled = 11
 
 // goMigrations returns the migrations that SQL cannot express.
 func (db *DB) goMigrations(log *slog.Logger) []*goose.Migration {
@@ -35,9 +33,12 @@ var (
 	leaseLook = timescale.Of(time.Second)
 )
 
-// checkOldNodes refuses to migrate across versionRegistry while nodes that use the older schema are
-// running, and removes the leases of dead ones.
-func (db *DB) checkOldNodes(ctx context.Context) error {
+// checkOldNodes refuses to migrate while nodes are running that cannot use the database afterwards, and removes the leases
+// of dead ones.
+func (db *DB) checkOldNodes(ctx context.Context, have int64) error {
+	if have >= migrations.Lowest {
+		return nil
+	}
 	first, err := db.oldLeases(ctx)
 	if err != nil || len(first) == 0 {
 		return err
@@ -79,15 +80,18 @@ func (db *DB) checkOldNodes(ctx context.Context) error {
 
 type lease struct{ node, instance string }
 
-// oldLeases returns the beats of all leases; none if the table has the column for the schema of
-// newer nodes: then another node has migrated.
+// oldLeases returns the beats of the nodes that support no schema version from migrations.Lowest on: all, if the table has no column
+// for that.
 func (db *DB) oldLeases(ctx context.Context) (map[lease]int64, error) {
-	var old bool
-	err := db.Admin.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.columns
- WHERE table_schema = current_schema AND table_name = 'nodes')
- AND NOT EXISTS (SELECT 1 FROM information_schema.columns WHERE table_schema = current_schema AND table_name = 'nodes' AND column_name = 'schema')`).Scan(&old)
-	if err != nil || !old {
+	var exists, told bool
+	err := db.Admin.QueryRowContext(ctx, `SELECT count(*) > 0, count(*) FILTER (WHERE column_name = 'schema') > 0 FROM information_schema.columns
+ WHERE table_schema = current_schema AND table_name = 'nodes'`).Scan(&exists, &told)
+	if err != nil || !exists {
 		return nil, err
+	}
+	old := ""
+	if told {
+		old = fmt.Sprint(" WHERE schema < ", migrations.Lowest)
 	}
 	leases := map[lease]int64{}
 	_, err = Collect(ctx, db.Admin, func(scan func(...any) error) (none struct{}, err error) {
@@ -96,7 +100,7 @@ func (db *DB) oldLeases(ctx context.Context) (map[lease]int64, error) {
 		err = scan(&l.node, &l.instance, &beat)
 		leases[l] = beat
 		return none, err
-	}, `SELECT node, instance, beat FROM nodes`)
+	}, `SELECT node, instance, beat FROM nodes`+old)
 	if err != nil {
 		return nil, fmt.Errorf("reading the leases of nodes: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -170,6 +171,11 @@ func refused(t *testing.T, url string) string {
 func testNewerSchema(t *testing.T, db Database) {
 	closeStore(t, openStore(t, db.URL))
 	db.Exec(t, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9001, TRUE)`)
+	if n := db.Count(t, `SELECT count(*) FROM fleet WHERE key = 'lowest_schema' AND value = $1`, strconv.Itoa(migrations.Lowest)); n != 1 {
+		t.Error("migrations.Lowest is not what the migrations say")
+	}
+	closeStore(t, openStore(t, db.URL)) // older programs may use it, and a migration that they may not use raises the lowest version
+	db.Exec(t, `UPDATE fleet SET value = '9001' WHERE key = 'lowest_schema'`)
 	if text := refused(t, db.URL); !strings.Contains(text, "9001") {
 		t.Errorf("the sentence does not name the version: %s", text)
 	}

@@ -3,6 +3,7 @@ package storetest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -291,7 +292,7 @@ func expectLost(t *testing.T, s *store.Store, rows int) {
 
 func testRefusedLate(t *testing.T, db Database) {
 	schemaOnly(t, db, "fleet-1")
-	db.Exec(t, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9001, TRUE)`)
+	db.Exec(t, `UPDATE fleet SET value = '9001' WHERE key = 'lowest_schema'`)
 	proxy := NewProxy(t, db.Address(t))
 	var log syncBuffer
 	s, err := store.Open(t.Context(), db.Via(t, proxy.Address()), "", slog.New(slog.NewTextHandler(&log, nil)))
@@ -305,8 +306,17 @@ func testRefusedLate(t *testing.T, db Database) {
 	mustBe(t, s.WaitReady(ctx), store.ErrConfig)
 	eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"database cannot be used\"") })
 	// Once the operator has fixed it, it is used without a restart.
-	db.Exec(t, `DELETE FROM goose_db_version WHERE version_id = 9001`)
+	db.Exec(t, `UPDATE fleet SET value = '1' WHERE key = 'lowest_schema'`)
 	eventually(t, "database usable", func() bool { return s.Ready() == nil })
+	// A newer node migrates it under this one, which may go on, and then once more.
+	db.Exec(t, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9001, TRUE)`)
+	proxy.Stop()
+	eventually(t, "the outage is noticed", func() bool { return s.Ready() != nil })
+	proxy.Start()
+	eventually(t, "usable after an outage", func() bool { return s.Ready() == nil })
+	db.Exec(t, `UPDATE fleet SET value = '9001' WHERE key = 'lowest_schema'`)
+	eventually(t, "refused while it runs", func() bool { return errors.Is(s.Ready(), store.ErrConfig) })
+	db.Exec(t, `DELETE FROM goose_db_version WHERE version_id = 9001`)
 }
 
 func testCloseAway(t *testing.T, db Database) {
