@@ -11,7 +11,8 @@ import (
 const (
 	ConsoleCodeLife = time.Minute
 	ConsoleKeyLife  = 12 * time.Hour
-	MaxConsoleKeys  = 100 // valid ones with the same parent
+	MaxConsoleKeys  = 100                // valid ones with the same parent
+	KeepConsoleKeys = 7 * 24 * time.Hour // after their end
 )
 
 // Parent is the key from which a console key was made. The console key has at most its rights,
@@ -33,6 +34,11 @@ func (r *Registry) adminHash() string {
 		return ""
 	}
 	return hashOf(r.adminToken())
+}
+
+// IsForgotten reports whether a key is one of the console that ended KeepConsoleKeys ago. Everybody refuses it, known or not.
+func (k *Key) IsForgotten(now time.Time) bool {
+	return k.Parent.Key != "" && now.Sub(k.Expires) > KeepConsoleKeys
 }
 
 // ConsoleKey returns what a console key of this caller may do, without id and token, for

@@ -81,6 +81,10 @@ const (
 	AspectRotation   Aspect = "rotation" // of the fleet: the generation of all devices
 )
 
+// Aspects lists all, AspectLabel for those of labels.
+var Aspects = []Aspect{AspectJoin, AspectImport, AspectAdmission, AspectClient, AspectRefused, AspectGeneration, AspectName, AspectTransport, AspectSerial,
+	AspectLabel, AspectKey, AspectPolicy, AspectRotation}
+
 // Change is one entry of the log of changes. Revisions have no gaps and are in order of
 // the commits.
 type Change struct {

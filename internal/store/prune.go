@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -27,6 +29,8 @@ const (
 	maxKept = 100_000
 	// prunePage is how many devices, or lists, one statement examines.
 	prunePage = 500
+	// PruneDevices is of how many devices one run of Prune examines the history; the next one goes on after them.
+	PruneDevices = 50_000
 	// pruneRows is how many rows one statement deletes: the writer waits for it.
 	pruneRows = 500
 )
@@ -148,11 +152,11 @@ type historySummary struct {
 func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (deleted int, err error) {
 	perDevice := int64(max(r.PerDevice, 1))
 	old, late := database.Micros(now.Add(-r.History)), database.Micros(now.Add(-MinCatalogAge))
-	after := ""
-	for {
-		page, err := s.historySummaries(ctx, after)
-		if err != nil {
-			return deleted, err
+	after, err := s.historyPruned(ctx)
+	for examined := 0; err == nil && examined < PruneDevices; examined += prunePage {
+		var page []historySummary
+		if page, err = s.historySummaries(ctx, after); err != nil {
+			break
 		}
 		for _, t := range page {
 			var steps [][]any
@@ -177,10 +181,29 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 			}
 		}
 		if len(page) < prunePage {
-			return deleted, nil
+			after = "" // the next run begins anew
+			break
 		}
 		after = page[len(page)-1].device
 	}
+	if err == nil {
+		_, err = s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('history_pruned_to', $1) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, after)
+	}
+	return deleted, err
+}
+
+// historyPruned returns the last device whose history the run before has examined; empty: none.
+func (s *Store) historyPruned(ctx context.Context) (device string, err error) {
+	ctx, cancel, err := s.BeginRead(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer cancel()
+	err = s.backend.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = 'history_pruned_to'`).Scan(&device)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return "", s.UseError(ctx, "reading how far the history was pruned", err)
+	}
+	return device, nil
 }
 
 // repeat runs a statement until it deletes less than pruneRows.

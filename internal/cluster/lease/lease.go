@@ -70,7 +70,8 @@ type Options struct {
 	Database Database
 	Devices  func() int    // how many are connected to this node
 	API      func() string // the address of this node's API
-	// Refresh reads the changes of the registry, after each renewal: they arrive so even while NATS is away.
+	// Refresh reads the changes of the registry, after each renewal: they arrive so even while NATS is away. The next
+	// renewals do not wait for it.
 	Refresh func(ctx context.Context)
 	// IsConnected reports whether the other nodes can be reached.
 	IsConnected func() bool
@@ -126,6 +127,17 @@ func (m *Nodes) Instance() string { return m.lease.Instance }
 func (m *Nodes) Run(ctx context.Context, fleet Fleet) {
 	m.fleet = fleet
 	defer m.tasks.Wait()
+	renewed := make(chan struct{}, 1)
+	m.tasks.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-renewed:
+				m.opt.Refresh(ctx)
+			}
+		}
+	})
 	ticker := time.NewTicker(m.every)
 	defer ticker.Stop()
 	orphanTick := time.NewTicker(orphanEvery)
@@ -135,7 +147,10 @@ func (m *Nodes) Run(ctx context.Context, fleet Fleet) {
 	for {
 		lost, err := m.beat(ctx)
 		if err == nil {
-			m.opt.Refresh(ctx)
+			select {
+			case renewed <- struct{}{}:
+			default: // it is about to read
+			}
 		}
 		switch {
 		case errors.Is(err, errNodeTwice):

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -203,6 +204,29 @@ func TestNoLossWhileDatabaseIsAway(t *testing.T) {
 	if lost := c.beat(t); len(lost) != 0 {
 		t.Errorf("lost: %v", lost)
 	}
+}
+
+// A slow read of the registry delays no renewal: the others would declare the node lost.
+func TestSlowReadOfTheRegistry(t *testing.T) {
+	n := sharing(t, "a")[0]
+	reads := make(chan struct{})
+	n.nodes.opt.Refresh = func(ctx context.Context) {
+		select {
+		case reads <- struct{}{}:
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var run sync.WaitGroup
+	run.Go(func() { n.nodes.Run(ctx, n.service) })
+	defer run.Wait()
+	defer stop()
+	<-reads
+	devicetest.Eventually(t, "the lease is renewed", func() bool {
+		leases, err := n.store.Leases(t.Context())
+		return err == nil && len(leases) == 1 && leases[0].Beat > 3
+	})
 }
 
 // Before its first beat a node reads the leases once, however many devices it

@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -146,6 +148,8 @@ func (r *Registry) applyFleet(c devices.Change) {
 		var k access.Key
 		if err = json.Unmarshal(c.Value, &k); err == nil {
 			r.keys[k.ID] = k
+			now := clock.Now()
+			maps.DeleteFunc(r.keys, func(_ string, k access.Key) bool { return k.IsForgotten(now) })
 		}
 	case devices.AspectPolicy:
 		var p access.Policy
@@ -156,6 +160,8 @@ func (r *Registry) applyFleet(c devices.Change) {
 		if err == nil {
 			r.rotation = rotation
 		}
+	default:
+		err = errors.New("this version of fleetd does not know the aspect")
 	}
 	if err != nil {
 		r.opt.Log.Error("a change of the fleet cannot be applied; this node needs a newer version of fleetd", "revision", c.Revision, "aspect", c.Aspect, "error", err)
@@ -210,7 +216,7 @@ func (r *Registry) Refresh(ctx context.Context) error {
 		return fmt.Errorf("read the fleet's revision: %w", err)
 	}
 	switch {
-	case at.Lineage == "", r.Client("any") == "": // an older version has written the state
+	case at.Lineage == "", r.incomplete:
 		err = r.reload(ctx, false)
 	case suspect, head.Lineage != at.Lineage, head.Revision < at.Revision, head.Revision == at.Revision && head.ID != at.ID:
 		r.opt.Log.Warn("the log of changes went backwards, as after a restore of the database; the registry is read again", "revision", head.Revision, "before", at.Revision)
@@ -277,6 +283,7 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 		return fmt.Errorf("read the registry: %w", err)
 	}
 	r.replace(all, s, nil, restored)
+	r.incomplete = false
 	r.file.reset()
 	if restored && r.opt.OnRestored != nil {
 		r.opt.OnRestored(s.Lineage)

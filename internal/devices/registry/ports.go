@@ -46,7 +46,7 @@ type Snapshot struct {
 	Exceptions []devices.Exception
 	Keys       []access.Key
 	Policy     access.Policy
-	ClientKey  devices.ClientKey // empty in a snapshot of an older version
+	ClientKey  devices.ClientKey
 }
 
 // Records reads devices from the database. Errors wrap devices.ErrDatabase.

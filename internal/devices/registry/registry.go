@@ -72,8 +72,9 @@ type Registry struct {
 	ready  atomic.Bool // it can answer questions about devices
 	roster atomic.Pointer[roster]
 
-	reading sync.Mutex    // one reader of the log at a time
-	gap     chan struct{} // signals run
+	reading    sync.Mutex    // one reader of the log at a time
+	incomplete bool          // of reading: the state was written by an older version, which ignored what it did not know
+	gap        chan struct{} // signals run
 
 	follow   sync.Mutex
 	at       devices.Position
@@ -138,6 +139,7 @@ func (r *Registry) Start(ctx context.Context) error {
 	}
 	if saved != nil {
 		r.replace(saved.roster, saved.Snapshot, saved.changes, false)
+		r.incomplete = saved.incomplete
 	}
 	r.tasks.Go(func() { r.file.run(r.ctx, r.save) })
 	r.tasks.Go(r.run)

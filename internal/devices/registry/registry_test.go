@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -401,10 +402,6 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestSnapshotDamage truncates and damages the snapshot everywhere: a node then starts
-// without one, and refuses all devices while the database is unreachable.
-// A node that starts from the snapshot of an older version, which has no client key, reads the registry again; later
-// snapshots have it, so that the node knows it without the database.
 func TestClientKey(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)
@@ -420,18 +417,50 @@ func TestClientKey(t *testing.T) {
 	if got := n.Client("client"); got != client {
 		t.Errorf("without the database: %q, want %q", got, client)
 	}
-	n.Close()
-	l.SetAway(false)
-	l.SetClientKey("") // an older version
-	old := t.TempDir()
-	startNode(t, l, old).Close()
-	l.SetClientKey("key")
-	n = startNode(t, l, old)
-	if got := n.Client("client"); got != client {
-		t.Errorf("from an old snapshot: %q, want %q", got, client)
+}
+
+// A node that starts from the snapshot of an older version reads the registry again: the older one ignored changes of aspects that it
+// did not know.
+func TestSnapshotOfAnOlderVersion(t *testing.T) {
+	all := devices.Aspects
+	t.Cleanup(func() { devices.Aspects = all })
+	for _, knew := range [][]devices.Aspect{all[1:], all} {
+		l, dir := registrytest.New(), t.TempDir()
+		devices.Aspects = knew
+		n := startNode(t, l, dir)
+		join(t, n, "a", "client")
+		n.Close()
+		devices.Aspects = all
+		n = startNode(t, l, dir)
+		if got, want := n.Stats.Snapshots.Load(), uint64(len(all)-len(knew)); got != want || !n.Status("a", "client").Member() {
+			t.Errorf("the writer knew %d of %d aspects: the registry was read %d times, want %d", len(knew), len(all), got, want)
+		}
 	}
 }
 
+// A key of the console leaves the snapshot some time after its end.
+func TestConsoleKeysLeaveTheSnapshot(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	parent, now := access.Parent{Key: "p"}, time.Now()
+	for _, k := range []access.Key{
+		{ID: "over", Parent: parent, Expires: now.Add(-access.KeepConsoleKeys - time.Hour)},
+		{ID: "ended", Parent: parent, Expires: now.Add(-time.Hour)},
+		{ID: "key", Expires: now.Add(-2 * access.KeepConsoleKeys)},
+	} {
+		if err := n.SaveKey(t.Context(), "admin", k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Close()
+	l.SetAway(true)
+	if keys := slices.Sorted(maps.Keys(startNode(t, l, dir).HeldKeys())); !slices.Equal(keys, []string{"ended", "key"}) {
+		t.Errorf("keys: %v", keys)
+	}
+}
+
+// TestSnapshotDamage truncates and damages the snapshot everywhere: a node then starts
+// without one, and refuses all devices while the database is unreachable.
 func TestSnapshotDamage(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,14 +50,17 @@ type snapshotHeader struct {
 	Format  int    `json:"format"`
 	Fleet   string `json:"fleet"` // fingerprint of the secret that keys the hashes
 	Members int    `json:"members"`
+	// Aspects are those that the writer knew: the state has nothing of others.
+	Aspects []devices.Aspect `json:"aspects"`
 	Snapshot
 }
 
 // storedState is the state that an earlier process stored.
 type storedState struct {
 	Snapshot
-	roster  *roster
-	changes []devices.Change
+	roster     *roster
+	changes    []devices.Change
+	incomplete bool // its writer did not know all aspects that this version knows
 }
 
 // file writes the snapshot and the changes since, in its own goroutine.
@@ -308,7 +312,7 @@ func removeIfThere(path string) error {
 func encodeSnapshot(w io.Writer, fleet string, records []byte, s Snapshot) error {
 	sum := sha256.New()
 	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
-	header, err := json.Marshal(snapshotHeader{snapshotFormat, fleet, len(records) / recordBytes, s})
+	header, err := json.Marshal(snapshotHeader{snapshotFormat, fleet, len(records) / recordBytes, devices.Aspects, s})
 	if err != nil {
 		return err
 	}
@@ -383,7 +387,8 @@ func decodeSnapshot(r io.Reader, fleet string, key sipKey) (*storedState, error)
 	if err != nil {
 		return nil, err
 	}
-	return &storedState{Snapshot: h.Snapshot, roster: all}, checkSum(in, sum)
+	incomplete := slices.ContainsFunc(devices.Aspects, func(a devices.Aspect) bool { return !slices.Contains(h.Aspects, a) })
+	return &storedState{Snapshot: h.Snapshot, roster: all, incomplete: incomplete}, checkSum(in, sum)
 }
 
 func decodeRecords(r io.Reader, n int, key sipKey) (*roster, error) {

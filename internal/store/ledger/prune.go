@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/store/database"
 )
 
@@ -17,8 +18,6 @@ const (
 	MaxChanges = 2_000_000
 	// KeepOfDevice is how many changes of a device are kept in any case.
 	KeepOfDevice = 100
-	// KeepConsoleKeys is how long a console key is kept after its end.
-	KeepConsoleKeys = 7 * 24 * time.Hour
 	// PruneEvery is the shortest time between two runs of Prune, over all nodes.
 	PruneEvery = time.Hour
 
@@ -78,7 +77,7 @@ func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-KeepConsoleKeys)))
+		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-access.KeepConsoleKeys)))
 		if err == nil && codes+keys == 0 {
 			return errNothing
 		}

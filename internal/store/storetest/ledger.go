@@ -723,7 +723,7 @@ func testConsoleCodes(t *testing.T, db Database) {
 	for _, tc := range []struct {
 		at          time.Time
 		codes, keys int64
-	}{{start.Add(time.Minute), 1, 2}, {child.Expires.Add(ledger.KeepConsoleKeys), 0, 2}, {child.Expires.Add(ledger.KeepConsoleKeys + 2*ledger.PruneEvery), 0, 1}} {
+	}{{start.Add(time.Minute), 1, 2}, {child.Expires.Add(access.KeepConsoleKeys), 0, 2}, {child.Expires.Add(access.KeepConsoleKeys + 2*ledger.PruneEvery), 0, 1}} {
 		if _, err := l.Prune(t.Context(), tc.at); err != nil {
 			t.Fatal(err)
 		}

@@ -99,6 +99,22 @@ func testRetention(t *testing.T, db Database) {
 	}
 }
 
+// One run examines the history of so many devices, and the next one goes on after them.
+func testPruneSlices(t *testing.T, db Database) {
+	var c movedClock
+	s := openStore(t, db.URL, store.Clock(c.now))
+	db.Exec(t, `INSERT INTO catalog_history (device, epoch, seq, catalog, firmware, elf_sha256, partial, at)
+ WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <= $1) SELECT 'm' || CAST(1000000 + i AS TEXT), 1, 1, '', '', '', FALSE, CAST($2 AS BIGINT) FROM n
+ UNION ALL SELECT 'a', 1, 1, '', '', '', FALSE, 0 UNION ALL SELECT 'z', 1, 1, '', '', '', FALSE, 0`, store.PruneDevices, start.UnixMicro())
+	r := store.Retention{History: day, PerDevice: 1}
+	for run, want := range []int{1, 1, 0} { // a, then z
+		if p := prune(t, s, r); p.History != want {
+			t.Errorf("run %d deletes %d entries, want %d", run, p.History, want)
+		}
+		c.advance(store.PruneEvery + time.Second)
+	}
+}
+
 func testPruneTurn(t *testing.T, db Database) {
 	var c movedClock
 	a, b := openStore(t, db.URL, store.Clock(c.now)), openStore(t, db.URL, store.Clock(c.now))

@@ -65,6 +65,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"nodes write the same new lists", testNewListsTogether},
 		{"a caller that leaves is not an outage", testCancelled},
 		{"retention", testRetention},
+		{"pruned in slices", testPruneSlices},
 		{"one node prunes at a time", testPruneTurn},
 		{"a list in use is never pruned", testPruneRace},
 		{"the audit comes back as it was written", testAudit},

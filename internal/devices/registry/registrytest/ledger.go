@@ -62,13 +62,6 @@ func (l *Ledger) SetAway(away bool) {
 	l.away = away
 }
 
-// SetClientKey replaces the client key; nodes with an older version have none.
-func (l *Ledger) SetClientKey(key devices.ClientKey) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.clientKey = key
-}
-
 // SetDelay delays each decision.
 func (l *Ledger) SetDelay(d time.Duration) {
 	l.mu.Lock()
