@@ -15,11 +15,13 @@ import (
 	"fleetd/internal/apiclient"
 )
 
-// Sizes of the chaos: devices on either transport, and how fast they come back.
+// Sizes of the chaos: devices on either transport, and in long runs that many times as many.
 const (
 	chaosMQTT      = 80
 	chaosWebSocket = 40
 	chaosCallers   = 8
+	chaosLong      = 10 * time.Minute // a run that is long
+	chaosLongSize  = 5 / 2.
 )
 
 // TestChaos breaks everything between three nodes, their devices, NATS and the
@@ -75,6 +77,7 @@ type storm struct {
 	ids        []string // of all devices
 	sims       []*Simulation
 	load       *Load
+	lasts      time.Duration
 	baseline   float64 // goroutines of a node before any device came, at most
 	checking   string  // the invariant
 	violations []string
@@ -122,22 +125,28 @@ func built(t *testing.T, tag string) Programs {
 // chaos breaks things for a while and returns what did not hold. A fleet that
 // does not come to rest within patience afterwards is not looked at any closer.
 func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration) []string {
-	c := p.StartCluster(t, ClusterOptions{Seed: seed, Args: []string{"--drain-window", "2s"}, Clocks: []time.Duration{-2500 * time.Millisecond, 0, 2500 * time.Millisecond}})
-	s := &storm{Cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 0)), checking: "the fleet comes to rest", done: map[string]int{}}
+	c := p.StartCluster(t, ClusterOptions{Seed: seed, Args: []string{"--drain-window", "2s"}, Stepped: true})
+	s := &storm{Cluster: c, t: t, lasts: lasts, random: rand.New(rand.NewPCG(seed, 0)), checking: "the fleet comes to rest", done: map[string]int{}}
 	for _, n := range c.Nodes {
 		s.baseline = max(s.baseline, n.Metric(t, "go_goroutines"))
 	}
+	c.Nodes[0].StepClock(t, -2500*time.Millisecond)
+	c.Nodes[2].StepClock(t, 2500*time.Millisecond)
+	mqtt, webSocket := chaosMQTT, chaosWebSocket
+	if lasts >= chaosLong {
+		mqtt, webSocket = chaosMQTT*chaosLongSize, chaosWebSocket*chaosLongSize
+	}
 	const mqttBase, wsBase = "02:c0:00:00:00:00", "02:c1:00:00:00:00"
 	s.sims = []*Simulation{
-		p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(chaosMQTT), "--mac-base", mqttBase, "--seed", fmt.Sprint(seed), "--profile", "fw-2.4,robot,fw-2.1",
+		p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(mqtt), "--mac-base", mqttBase, "--seed", fmt.Sprint(seed), "--profile", "fw-2.4,robot,fw-2.1",
 			"--reconnect", "500ms", "--reconnect-jitter", "1s", "--time-scale", "0.05"),
-		p.Simulate(t, c.OTA, "--transport", "websocket", "--devices", fmt.Sprint(chaosWebSocket), "--mac-base", wsBase, "--seed", fmt.Sprint(seed+1), "--wake", "1s", "--time-scale", "0.05"),
+		p.Simulate(t, c.OTA, "--transport", "websocket", "--devices", fmt.Sprint(webSocket), "--mac-base", wsBase, "--seed", fmt.Sprint(seed+1), "--wake", "1s", "--time-scale", "0.05"),
 	}
 	revoked := p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(chaosRevoked), "--mac-base", revokedBase+"00", "--seed", fmt.Sprint(seed+2), "--reconnect", "500ms", "--time-scale", "0.05")
-	for i := range chaosMQTT {
+	for i := range mqtt {
 		s.ids = append(s.ids, fmt.Sprintf("02:c0:00:00:00:%02x", i))
 	}
-	for i := range chaosWebSocket {
+	for i := range webSocket {
 		s.ids = append(s.ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
 	}
 	c.AwaitReady(t, len(s.ids)+chaosRevoked, time.Minute)
@@ -152,6 +161,7 @@ func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration)
 	s.decisions.end()
 	s.jobs.end()
 	c.Mend()
+	c.StepDatabase(-time.Hour) // and so it stays
 	s.decisions.revokeTheRest()
 	for i := range c.Nodes { // everybody moves once more, and no node is notified
 		c.MQTT.Desert(i)
@@ -181,8 +191,10 @@ func (s *storm) strike() {
 	switch roll := s.random.IntN(100); {
 	case roll < 15:
 		breaks("NATS cut", s.NATS[node], 0, Cut)
-	case roll < 30:
+	case roll < 22:
 		breaks("NATS stalled", s.NATS[node], 0, Stalled)
+	case roll < 30:
+		s.stepClocks(node)
 	case roll < 40:
 		breaks("SQL cut", s.SQL[node], 0, Cut)
 	case roll < 48:
@@ -205,17 +217,47 @@ func (s *storm) strike() {
 		s.loseStreams()
 	case roll < 93:
 		s.staleStart(node, lasts)
-	case roll < 96:
+	case roll < 95:
 		s.done["frozen"]++
 		up := s.load.Down(node)
 		s.Nodes[node].Freeze(s.t)
 		time.Sleep(lasts) // the fault
 		s.Nodes[node].Thaw(s.t)
 		time.AfterFunc(time.Second, up) // it has to catch up
+	case roll < 96:
+		s.allAway()
 	case roll < 98:
 		s.restart("killed", node, s.Nodes[node].Kill)
 	default:
 		s.restart("restarted", node, s.Nodes[node].Stop)
+	}
+}
+
+// stepClocks sets the clock of a node, or of the database, an hour forwards, back or right.
+func (s *storm) stepClocks(node int) {
+	by := time.Duration(s.random.IntN(3)-1) * time.Hour
+	if s.random.IntN(2) == 0 {
+		s.done["database's clock stepped"]++
+		s.StepDatabase(by)
+		return
+	}
+	s.done["clock stepped"]++
+	s.Nodes[node].StepClock(s.t, by)
+}
+
+// allAway takes the database, or NATS, from all nodes, in a long run for half a minute.
+func (s *storm) allAway() {
+	wires, name := s.SQL, "database away"
+	if s.random.IntN(2) == 0 {
+		wires, name = s.NATS, "NATS away"
+	}
+	s.done[name]++
+	for _, w := range wires {
+		w.Break(0, Cut)
+	}
+	time.Sleep(min(s.lasts/6, 30*time.Second)) // the fault
+	for _, w := range wires {
+		w.Break(0, None)
 	}
 }
 

@@ -38,8 +38,9 @@ func (f *jobFleet) prepare(t testing.TB, n int) jobs.Job {
 	return j
 }
 
-// benchmarkTasks begins and ends tasks of ten jobs for 1,000 devices each.
+// benchmarkTasks begins and ends tasks of five jobs for 1,000 devices each, or fewer where the groups are small.
 func benchmarkTasks(b *testing.B, f *jobFleet, group, callers int) {
+	devices := min(1000, 100*group)
 	var next atomic.Int64
 	var list []jobs.Job
 	tasks := 0
@@ -47,7 +48,7 @@ func benchmarkTasks(b *testing.B, f *jobFleet, group, callers int) {
 		b.StopTimer()
 		list = list[:0]
 		for range 5 {
-			list = append(list, f.prepare(b, 1000))
+			list = append(list, f.prepare(b, devices))
 		}
 		b.StartTimer()
 		for i := range list {
@@ -58,10 +59,10 @@ func benchmarkTasks(b *testing.B, f *jobFleet, group, callers int) {
 					s, instance := f.stores[0], fmt.Sprint("i", c)
 					for {
 						first := int(next.Add(int64(group))) - group
-						if first > 1000 {
+						if first > devices {
 							return
 						}
-						begun, _, err := s.Begin(b.Context(), "n", instance, candidates(&list[i], macs(first, min(first+group-1, 1000))...))
+						begun, _, err := s.Begin(b.Context(), "n", instance, candidates(&list[i], macs(first, min(first+group-1, devices))...))
 						if err != nil {
 							b.Error(err)
 							return
@@ -78,7 +79,7 @@ func benchmarkTasks(b *testing.B, f *jobFleet, group, callers int) {
 				})
 			}
 			all.Wait()
-			tasks += 1000
+			tasks += devices
 		}
 	}
 	b.ReportMetric(float64(tasks)/b.Elapsed().Seconds(), "tasks/s")
