@@ -160,7 +160,7 @@ func (s *sim) cleared(ctx context.Context, dead *node) error {
 			seen = seen || !n.killed.Load() && n.leases.Has(dead.name)
 		}
 		if !seen {
-			left, err := s.nodes[1].store.OnlineOf(ctx, dead.name, time.Time{}, "", 1)
+			left, err := s.nodes[1].store.OnlineOf(ctx, dead.name, "", 1)
 			if err == nil && len(left) == 0 {
 				return nil
 			}

@@ -498,7 +498,7 @@ func TestRestartKeepsMembersAndEndsLostSessions(t *testing.T) {
 		if err != nil || v.State != devices.StateOffline || v.CatalogState != devices.CatalogStale {
 			t.Errorf("%+v, %v", v, err)
 		}
-		if n, err := again.MarkNodeLost(t.Context(), left.Node, time.Time{}, func(context.Context, string, time.Time, devices.ID, int) ([]devices.Presence, error) {
+		if n, err := again.MarkNodeLost(t.Context(), left.Node, func(context.Context, string, devices.ID, int) ([]devices.Presence, error) {
 			return []devices.Presence{left}, nil
 		}); err != nil || n != 1 {
 			t.Fatal(n, err)

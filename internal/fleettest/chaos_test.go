@@ -326,7 +326,12 @@ func (s *storm) agree() {
 		if online == want && history == want {
 			return ""
 		}
-		return fmt.Sprintf("%d rows online and history of %d devices, want %d", online, history, want)
+		var rows []string
+		for i := range s.Nodes {
+			rows = append(rows, fmt.Sprintf("node-%d has %d leases and %d rows online", i, s.DB.Count(s.t, "SELECT count(*) FROM nodes WHERE node = $1", fmt.Sprint("node-", i)),
+				s.DB.Count(s.t, "SELECT count(*) FROM presence WHERE online AND node = $1", fmt.Sprint("node-", i))))
+		}
+		return fmt.Sprintf("%d rows online of nodes that live, and history of %d devices, want %d; %s", online, history, want, strings.Join(rows, ", "))
 	})
 }
 

@@ -66,7 +66,7 @@ func (n *node) databaseUp(ctx context.Context) {
 	}
 	names, err := n.store.NodesWithoutLease(ctx)
 	for _, name := range names { // of the last run, because there is no other node
-		lost, loseErr := n.service.MarkNodeLost(ctx, name, n.started, n.store.OnlineOf)
+		lost, loseErr := n.service.MarkNodeLost(ctx, name, n.store.OnlineOf)
 		err = errors.Join(err, loseErr)
 		if lost > 0 {
 			n.log.Info("marked devices of the last run as offline", "devices", lost)

@@ -48,7 +48,7 @@ type Database interface {
 	EndLease(ctx context.Context, l devices.Lease) error
 	DropNode(ctx context.Context, l devices.Lease) error
 	NodesWithoutLease(ctx context.Context) ([]string, error)
-	OnlineOf(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error)
+	OnlineOf(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error)
 }
 
 // Fleet acts for nodes that are lost, this one or another. Implementations are safe for concurrent use.
@@ -56,9 +56,8 @@ type Fleet interface {
 	// Reassert claims the devices of this node, so that nodes that now hold one respond; Reannounce publishes them as online.
 	Reassert()
 	Reannounce()
-	// MarkNodeLost marks the devices of a node as offline that it connected before a time, all if that is zero.
-	MarkNodeLost(ctx context.Context, node string, before time.Time,
-		online func(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error)) (marked int, err error)
+	// MarkNodeLost marks the devices of a node as offline, but for those that this node holds.
+	MarkNodeLost(ctx context.Context, node string, online func(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error)) (marked int, err error)
 }
 
 // Options of New. All but Lifetime are required.
@@ -242,9 +241,8 @@ func (m *Nodes) runCleanup(ctx context.Context, name string, task func(ctx conte
 
 // cleanUpLost marks the devices of a lost node, then deletes its lease.
 func (m *Nodes) cleanUpLost(ctx context.Context, l devices.Lease) {
-	before := m.successor(l)
 	m.runCleanup(ctx, l.Instance, func(ctx context.Context) {
-		lost, err := m.fleet.MarkNodeLost(ctx, l.Node, before, m.opt.Database.OnlineOf)
+		lost, err := m.fleet.MarkNodeLost(ctx, l.Node, m.opt.Database.OnlineOf)
 		// If it is still running, it must learn that it was declared lost.
 		end := m.opt.Database.DropNode
 		if lost > 0 {
@@ -262,18 +260,6 @@ func (m *Nodes) cleanUpLost(ctx context.Context, l devices.Lease) {
 	})
 }
 
-// successor returns when a node of the same name started later; zero if none did.
-func (m *Nodes) successor(l devices.Lease) (started time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, other := range m.latest {
-		if other.Node == l.Node && other.Started.After(l.Started) && (started.IsZero() || other.Started.Before(started)) {
-			started = other.Started
-		}
-	}
-	return started
-}
-
 // cleanUpOrphaned cleans up devices of nodes that have no lease now and had none at the
 // previous check: these nodes could not write their last rows.
 func (m *Nodes) cleanUpOrphaned(ctx context.Context, before []string) (now []string) {
@@ -286,7 +272,7 @@ func (m *Nodes) cleanUpOrphaned(ctx context.Context, before []string) (now []str
 			continue
 		}
 		m.runCleanup(ctx, name, func(ctx context.Context) {
-			lost, err := m.fleet.MarkNodeLost(ctx, name, time.Time{}, m.opt.Database.OnlineOf)
+			lost, err := m.fleet.MarkNodeLost(ctx, name, m.opt.Database.OnlineOf)
 			m.opt.Log.Warn("devices of a node without a lease are marked offline", "lost", name, "devices", lost, "error", err)
 		})
 	}

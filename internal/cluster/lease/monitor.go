@@ -10,7 +10,9 @@ import (
 // lease, by the clock of this node. It is not safe for concurrent use.
 //
 // One node cleans up after a stopped node: the live one whose name sorts first.
-// If the lease is still there after CleanupDelay, the next one does it.
+// If the lease is still there after CleanupDelay, the next one does it. If the node
+// has been started again, its new process does it, which alone knows what it holds:
+// the times of the two starts are of a clock that may have been stepped in between.
 type Monitor struct {
 	Self         devices.Lease // this node's name and instance
 	Every        time.Duration // how often each node renews its lease
@@ -54,8 +56,13 @@ func (b *Monitor) Observe(leases []devices.Lease, now time.Time) (lost []devices
 		}
 	}
 	b.observed = seen
+	alive := map[string]bool{b.Self.Node: true} // by name
 	for _, l := range leases {
-		if l.Instance != b.Self.Instance && now.Sub(seen[l.Instance].at) >= b.Lifetime+time.Duration(before)*b.CleanupDelay {
+		alive[l.Node] = alive[l.Node] || now.Sub(seen[l.Instance].at) < b.Lifetime
+	}
+	for _, l := range leases {
+		stopped, own := now.Sub(seen[l.Instance].at), l.Node == b.Self.Node
+		if own && l.Instance != b.Self.Instance && stopped >= b.Lifetime || !alive[l.Node] && stopped >= b.Lifetime+time.Duration(before)*b.CleanupDelay {
 			lost = append(lost, l)
 		}
 	}

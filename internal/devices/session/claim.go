@@ -104,22 +104,22 @@ func (s *Hub) Reassert() { s.Sessions(func(x *Session) { x.claim(devices.ClaimRe
 const lostPage = 500
 
 // MarkNodeLost marks the devices that a dead node left online as offline, and publishes
-// their events. Every node that detects it may do so; the stream keeps one event of each.
-// Only devices that connected before a time are lost, unless it is zero: later ones are
-// held by a new process of the node. online reads a page of rows after a device, in order
-// of ids. lost is also valid with an error.
-func (s *Hub) MarkNodeLost(ctx context.Context, node string, before time.Time,
-	online func(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error)) (lost int, err error) {
+// their events, but for those that are connected here: it may have been a former process
+// of this node. Every node that detects it may do so; the stream keeps one event of each.
+// online reads a page of rows after a device, in order of ids. lost is also valid with an
+// error.
+func (s *Hub) MarkNodeLost(ctx context.Context, node string, online func(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error)) (lost int, err error) {
 	after := devices.ID("")
 	for {
-		rows, err := online(ctx, node, before, after, lostPage)
+		rows, err := online(ctx, node, after, lostPage)
 		if err != nil {
 			return lost, fmt.Errorf("read devices of node %s: %w", node, err)
 		}
 		for _, p := range rows {
-			s.markLost(p)
+			if s.markLost(p) {
+				lost++
+			}
 		}
-		lost += len(rows)
 		if len(rows) < lostPage {
 			return lost, nil
 		}
@@ -128,12 +128,13 @@ func (s *Hub) MarkNodeLost(ctx context.Context, node string, before time.Time,
 }
 
 // markLost marks one device as offline, unless it is connected here.
-func (s *Hub) markLost(p devices.Presence) {
+func (s *Hub) markLost(p devices.Presence) bool {
 	if s.table.session(p.Device) != nil {
-		return
+		return false
 	}
 	p.Online, p.Reason, p.Seq, p.LastSeen = false, devices.OfflineNodeLost, p.Seq+1, clock.Now()
 	s.ports.Records.SavePresence(p)
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: p.Device, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: clock.Now(),
 		MsgID: offlineID(p.Device, p.Epoch), Fields: jsonspan.AppendString([]byte(`"reason":`), devices.OfflineNodeLost)})
+	return true
 }

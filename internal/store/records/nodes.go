@@ -2,29 +2,22 @@ package records
 
 import (
 	"context"
-	"math"
-	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
 
-// OnlineOf returns the devices that a node left online, at most limit after one in order of ids:
-// those that connected before a time, unless that is zero.
-func (s *Records) OnlineOf(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error) {
+// OnlineOf returns the devices that a node left online, at most limit after one in order of ids.
+func (s *Records) OnlineOf(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	until := int64(math.MaxInt64)
-	if !before.IsZero() {
-		until = database.Micros(before)
-	}
 	out, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (p devices.Presence, err error) {
 		return p, scanPresence(&p, scan, &p.Device)
-	}, "SELECT p.device, "+presenceColumns+` FROM presence p WHERE p.online AND p.node COLLATE "binary" = $1 AND p.device > $2 AND p.connected_at < $3
- ORDER BY p.device LIMIT $4`, database.Clean(node), string(after), until, limit)
+	}, "SELECT p.device, "+presenceColumns+` FROM presence p WHERE p.online AND p.node COLLATE "binary" = $1 AND p.device > $2 ORDER BY p.device LIMIT $3`,
+		database.Clean(node), string(after), limit)
 	if err != nil {
 		return nil, s.host.UseError(ctx, "reading a node's devices", err)
 	}
