@@ -145,30 +145,18 @@ func found(result sql.Result, err error) error {
 // constraint violation means that another serial number was bound to the device at the same
 // time.
 func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) error, missing func() error) error {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	tx, err := s.backend.Write.BeginTx(ctx, nil)
-	if err != nil {
-		return s.UseError(ctx, doing, err)
-	}
-	err = do(tx)
-	if err == nil {
-		if err = tx.Commit(); err == nil {
-			return nil
+	err := s.transactions.Run(ctx, doing, func(_ context.Context, tx *sql.Tx) error {
+		switch err := do(tx); {
+		case errors.Is(err, errNoRow), errors.Is(err, devices.ErrBound):
+			return database.Rule(err)
+		case err != nil && database.FaultOf(err) == database.FaultRow:
+			return database.Rule(fmt.Errorf("another serial number is bound to the device: %w", devices.ErrBound))
+		default:
+			return err
 		}
-		return s.UseError(ctx, doing, err)
-	}
-	_ = tx.Rollback() // the error of do is more specific
-	switch {
-	case errors.Is(err, errNoRow):
+	})
+	if errors.Is(err, errNoRow) {
 		return missing()
-	case errors.Is(err, devices.ErrBound):
-		return err
-	case database.FaultOf(err) == database.FaultRow:
-		return fmt.Errorf("another serial number is bound to the device: %w", devices.ErrBound)
 	}
-	return s.UseError(ctx, doing, err)
+	return err
 }

@@ -39,15 +39,16 @@ const FileName = database.FileName
 type Store struct {
 	*records.Records
 
-	backend     *database.DB
-	log         *slog.Logger
-	onReady     func()
-	onOutranked func(devices.Presence)
-	stats       Stats
-	queue       *queue
-	writer      *writer
-	kept        kept
-	now         func() time.Time
+	backend      *database.DB
+	log          *slog.Logger
+	onReady      func()
+	onOutranked  func(devices.Presence)
+	stats        Stats
+	queue        *queue
+	writer       *writer
+	kept         kept
+	transactions database.Transactions // of keys for attestation
+	now          func() time.Time
 
 	health      atomic.Pointer[health]
 	healthMu    sync.Mutex    // serializes changes of health
@@ -98,6 +99,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 		option(s)
 	}
 	s.Records = records.New(s, s.now)
+	s.transactions = database.Transactions{Host: s, Pool: backend.Write, Limit: database.ReadTimeout}
 	s.health.Store(&health{err: fmt.Errorf("%w: %w", devices.ErrDatabase, errNotReached), changed: make(chan struct{})})
 	s.queue = newQueue(&s.stats)
 	s.writer = &writer{store: s, texts: newStatements(s.now), statements: map[statementKey]*sql.Stmt{}}
@@ -161,6 +163,9 @@ func (s *Store) WaitReady(ctx context.Context) error {
 		}
 	}
 }
+
+// Log implements database.Host.
+func (s *Store) Log() *slog.Logger { return s.log }
 
 // Database returns the opened database, which the store closes.
 func (s *Store) Database() *database.DB { return s.backend }

@@ -163,27 +163,14 @@ func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 }
 
 func (w *writer) transaction(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time) (m mergeResult, catalogs int64, refused bool, err error) {
-	release, err := w.store.backend.Turn(ctx)
-	if err != nil {
-		return m, 0, false, err
-	}
-	defer release()
-	tx, err := w.store.backend.Write.BeginTx(ctx, nil)
-	if err != nil {
-		return m, 0, false, err
-	}
-	m, err = w.merge(ctx, tx, g)
-	if err == nil {
-		catalogs, err = w.execute(ctx, tx, g, &m, lists, now)
-	}
-	if err != nil {
-		// The error of a lost connection is more specific than err.
-		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
-			return m, 0, false, errors.Join(err, again)
+	_, err = w.store.backend.Attempt(ctx, w.store.backend.Write, func(ctx context.Context, tx *sql.Tx) (err error) {
+		if m, err = w.merge(ctx, tx, g); err == nil {
+			catalogs, err = w.execute(ctx, tx, g, &m, lists, now)
 		}
-		return m, 0, database.FaultOf(err) == database.FaultRow, err
-	}
-	return m, catalogs, false, tx.Commit()
+		refused = err != nil && database.FaultOf(err) == database.FaultRow
+		return err
+	})
+	return m, catalogs, refused, err
 }
 
 // committed updates counters and memory, and calls the callbacks after a commit.

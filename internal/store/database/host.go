@@ -3,12 +3,14 @@ package database
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"time"
 )
 
 // Host is the store, which monitors the database for its parts.
 type Host interface {
 	Database() *DB
+	Log() *slog.Logger
 	// Usable returns nil while the database is usable. It does no I/O.
 	Usable() error
 	// BeginRead starts a read, of at most ReadTimeout: it fails at once while the database is

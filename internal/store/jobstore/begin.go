@@ -33,7 +33,7 @@ func (s *Store) Begin(ctx context.Context, node, instance string, list []jobs.Ca
 		var rows []jobs.Change
 		err := s.transact(ctx, "beginning tasks", func(ctx context.Context, t *transaction) (err error) {
 			if tasks, rows, err = t.begin(ctx, node, instance, list[:n]); errors.Is(err, errConflict) {
-				return rule(err)
+				return database.Rule(err)
 			}
 			return err
 		})

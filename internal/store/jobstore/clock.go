@@ -141,7 +141,7 @@ func (t *transaction) checkClock(ctx context.Context) error {
 		return err
 	}
 	if stepsOf(steps) != t.steps {
-		return errStepped
+		return database.Rule(errStepped)
 	}
 	return nil
 }

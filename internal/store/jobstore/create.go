@@ -51,14 +51,14 @@ func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task)
 	}
 	if len(tasks) > 0 {
 		if j.State != jobs.Preparing || len(tasks) > jobs.MaxDevices {
-			return j, false, rule(fmt.Errorf("job %s is %s and has %d tasks; only a job that is preparing is created with tasks, at most %d", j.ID, j.State, len(tasks), jobs.MaxDevices))
+			return j, false, database.Rule(fmt.Errorf("job %s is %s and has %d tasks; only a job that is preparing is created with tasks, at most %d", j.ID, j.State, len(tasks), jobs.MaxDevices))
 		}
 		full, err := t.full(ctx, j.Owner, tasks)
 		if err != nil {
 			return j, false, err
 		}
 		if len(tasks) == 1 && full[tasks[0].Device] {
-			return j, false, rule(jobs.ErrQueueFull)
+			return j, false, database.Rule(jobs.ErrQueueFull)
 		}
 		if err := t.insert(ctx, &j, tasks, func(task *jobs.Task) *devices.Error { return ifFull(full, task) }); err != nil {
 			return j, false, err
@@ -85,7 +85,7 @@ func (t *transaction) repeated(ctx context.Context, j *jobs.Job) (stored jobs.Jo
 		return jobs.Job{}, false, err
 	}
 	if stored.Hash != j.Hash {
-		return jobs.Job{}, false, rule(jobs.ErrConflict)
+		return jobs.Job{}, false, database.Rule(jobs.ErrConflict)
 	}
 	return stored, true, nil
 }
@@ -142,7 +142,7 @@ func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []j
 		}
 		follows := row.Spec.Follow && (row.State == jobs.Running || row.State == jobs.Paused && row.Before == jobs.Running || row.State == jobs.Halted && row.Before == jobs.Running)
 		if row.Cursor != cursor || row.State != jobs.Preparing && !follows {
-			return rule(jobs.ErrStale)
+			return database.Rule(jobs.ErrStale)
 		}
 		before := row.RoundN
 		if whole, err = t.addTasks(ctx, &row.Job, tasks); err != nil {
@@ -272,7 +272,7 @@ func (s *Store) Edit(ctx context.Context, id string, f func(j *jobs.Job) error) 
 		}
 		before := textOf(&row.Spec)
 		if err := f(&row.Job); err != nil {
-			return rule(err)
+			return database.Rule(err)
 		}
 		row.touched = true
 		if text := textOf(&row.Spec); text != before {
@@ -307,7 +307,7 @@ func (s *Store) TakeConfirm(ctx context.Context, digest, owner, hash string) (ru
 		err := t.tx.QueryRowContext(ctx, `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2 AND hash = $3 AND until > $4 RETURNING rules`,
 			digest, owner, hash, database.Micros(t.now)).Scan(&text)
 		if errors.Is(err, sql.ErrNoRows) {
-			return rule(devices.ErrNotFound)
+			return database.Rule(devices.ErrNotFound)
 		}
 		if err != nil {
 			return err

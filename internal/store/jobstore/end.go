@@ -366,7 +366,7 @@ func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jo
 				return err
 			}
 			if err := row.Reopen(t.now); err != nil {
-				return rule(err)
+				return database.Rule(err)
 			}
 			rows := make([][]any, n)
 			for i := range list {
@@ -405,7 +405,7 @@ func (t *transaction) checkRetry(ctx context.Context, j *jobs.Job, list []jobs.T
 	}
 	for i := range list {
 		if full[list[i].Device] {
-			return rule(devices.Errorf(devices.CodeQueueFull, "device %s: %s", list[i].Device, jobs.ErrQueueFull.Detail))
+			return database.Rule(devices.Errorf(devices.CodeQueueFull, "device %s: %s", list[i].Device, jobs.ErrQueueFull.Detail))
 		}
 	}
 	return nil

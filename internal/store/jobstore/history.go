@@ -69,7 +69,7 @@ func (t *transaction) countBegin(ctx context.Context) error {
 	err := t.tx.QueryRowContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, '1') ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(fleet.value AS BIGINT) + 1 AS TEXT) RETURNING CAST(value AS BIGINT)`,
 		begunKey).Scan(&t.begun)
 	if known, _ := t.history.get(); err == nil && t.begun <= known.Begun {
-		return rule(errBackwards)
+		return database.Rule(errBackwards)
 	}
 	return err
 }

@@ -15,14 +15,12 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
-	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
 )
@@ -30,9 +28,6 @@ import (
 const (
 	// txTimeout limits one transaction, if its caller does not.
 	txTimeout = 10 * time.Second
-	// attempts is how often a transaction is tried that fails for a passing reason, such as
-	// a deadlock.
-	attempts = 5
 )
 
 // Store implements jobs.Store.
@@ -47,6 +42,8 @@ type Store struct {
 	history  history
 	turns    database.Watch
 	measured atomic.Pointer[measurement]
+
+	transactions database.Transactions
 	// Conflicts counts transactions that were made again because another node began a task of
 	// the same device at the same time.
 	Conflicts atomic.Int64
@@ -75,7 +72,7 @@ func Holders(of func(key string) access.Holder) Option { return func(s *Store) {
 
 // New returns a Store in a database.
 func New(host database.Host, log *slog.Logger, options ...Option) *Store {
-	s := &Store{host: host, db: host.Database(), log: log, wall: clock.Now, notify: func([]jobs.Change, []jobs.Task) {},
+	s := &Store{host: host, db: host.Database(), log: log, transactions: database.Transactions{Host: host, Pool: host.Database().Jobs, Limit: txTimeout}, wall: clock.Now, notify: func([]jobs.Change, []jobs.Task) {},
 		holder: func(string) access.Holder { return access.Holder{Admin: true} }}
 	for _, option := range options {
 		option(s)
@@ -95,99 +92,46 @@ type transaction struct {
 	ended   []jobs.Task
 }
 
-// ruleError is an error of the rules: the transaction is rolled back, and it is returned as it is.
-type ruleError struct{ err error }
-
-func (e *ruleError) Error() string { return e.err.Error() }
-
-// rule wraps an error of the rules.
-func rule(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &ruleError{err}
-}
-
-// transact runs a transaction and commits it. run may be called several times.
+// transact runs a transaction and commits it. run may be called several times. Errors are as of database.Transactions.
 func (s *Store) transact(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
-	if s.measured.Load() == nil {
-		if err := s.measure(ctx); err != nil {
-			return s.host.UseError(ctx, "reading the clock", err)
+	ctx, cancel := context.WithTimeout(ctx, txTimeout)
+	defer cancel()
+	for again := false; ; again = true {
+		if s.measured.Load() == nil || again {
+			if err := s.measure(ctx); err != nil {
+				return s.host.UseError(ctx, "reading the clock", err)
+			}
 		}
-	}
-	return s.try(ctx, doing, func(ctx context.Context, t *transaction) error {
-		if err := t.checkClock(ctx); err != nil {
+		err := s.try(ctx, doing, func(ctx context.Context, t *transaction) error {
+			if err := t.checkClock(ctx); err != nil {
+				return err
+			}
+			return run(ctx, t)
+		})
+		if !errors.Is(err, errStepped) {
 			return err
 		}
-		return run(ctx, t)
-	})
+	}
 }
 
 // try is transact by the clock as it was measured, whatever became of it.
 func (s *Store) try(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
-	ctx, cancel := context.WithTimeout(ctx, txTimeout)
-	defer cancel()
-	for attempt := 1; ; attempt++ {
-		if err := s.host.Usable(); err != nil {
-			return err
+	var t *transaction
+	err := s.transactions.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+		t = &transaction{Store: s, tx: tx, now: s.Now()}
+		if m := s.measured.Load(); m != nil {
+			t.steps = m.steps
 		}
-		unknown, err := s.attempt(ctx, run)
-		var refused *ruleError
-		switch {
-		case err == nil:
-			return nil
-		case errors.As(err, &refused):
-			return refused.err
-		case errors.Is(err, errStepped):
-			if err := s.measure(ctx); err != nil {
-				return s.host.UseError(ctx, "reading the clock", err)
-			}
-			attempt--
-			continue
-		case unknown:
-			return fmt.Errorf("%w: %w", devices.ErrUncertain, s.host.UseError(ctx, doing, err))
-		case ctx.Err() != nil, database.FaultOf(err) != database.FaultTransient, attempt == attempts:
-			return s.host.UseError(ctx, doing, err)
-		}
-		s.log.Warn("a transaction of jobs failed and is repeated", "doing", doing, "error", database.OneLine(err))
-		pause := time.NewTimer(time.Duration(attempt*attempt) * 5 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-		}
-	}
-}
-
-// attempt makes one attempt. unknown means that it may have been committed.
-func (s *Store) attempt(ctx context.Context, run func(ctx context.Context, t *transaction) error) (unknown bool, err error) {
-	release, err := s.db.Turn(ctx)
+		return run(ctx, t)
+	})
 	if err != nil {
-		return false, err
-	}
-	defer release()
-	tx, err := s.db.Jobs.BeginTx(ctx, nil)
-	if err != nil {
-		return false, err
-	}
-	t := &transaction{Store: s, tx: tx, now: s.Now()}
-	if m := s.measured.Load(); m != nil {
-		t.steps = m.steps
-	}
-	if err := run(ctx, t); err != nil {
-		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
-			return false, errors.Join(err, again)
-		}
-		return false, err
-	}
-	if err := tx.Commit(); err != nil {
-		return true, err
+		return err
 	}
 	s.history.confirm(t.begun)
 	if len(t.changed) > 0 {
 		s.notify(t.changed, t.ended)
 	}
-	return false, nil
+	return nil
 }
 
 // exec runs a statement and returns how many rows it changed.

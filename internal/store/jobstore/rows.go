@@ -171,7 +171,7 @@ func (t *transaction) lockOne(ctx context.Context, id string) (*locked, error) {
 	}
 	j := all[id]
 	if j == nil {
-		return nil, rule(fmt.Errorf("job %s: %w", id, devices.ErrNotFound))
+		return nil, database.Rule(fmt.Errorf("job %s: %w", id, devices.ErrNotFound))
 	}
 	return j, nil
 }

@@ -34,9 +34,9 @@ func (t *transaction) checkShare(ctx context.Context, owner string, more, tasks 
 	case err != nil:
 		return err
 	case more > access.Share(jobs.MaxOpenJobs, h.jobs, owner, t.holder):
-		return rule(jobs.ErrOpenJobs)
+		return database.Rule(jobs.ErrOpenJobs)
 	case tasks > access.Share(jobs.MaxOpenTasks, h.tasks, owner, t.holder):
-		return rule(jobs.ErrOpenTasks)
+		return database.Rule(jobs.ErrOpenTasks)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (s *Store) Take(ctx context.Context, id, owner, name string, f func(j *jobs
 		}
 		row.Owner, row.OwnerName, row.Key = owner, name, ""
 		if err := f(&row.Job); err != nil {
-			return rule(err)
+			return database.Rule(err)
 		}
 		row.touched = true
 		if _, err := t.exec(ctx, `UPDATE jobs SET owner = $1, owner_name = $2, idem = '' WHERE job = $3`, owner, database.Clean(name), id); err != nil {

@@ -21,7 +21,7 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 	return l.fact(ctx, who, id, devices.AspectKey, func(ctx context.Context, t *transaction) (any, error) {
 		document, err := json.Marshal(k)
 		if err != nil {
-			return nil, &decisionError{fmt.Errorf("encode key %s: %w", k.ID, err)}
+			return nil, database.Rule(fmt.Errorf("encode key %s: %w", k.ID, err))
 		}
 		var consoleUntil int64
 		if k.Parent.Key != "" {
@@ -57,7 +57,7 @@ func (l *Ledger) TakeConsoleCode(ctx context.Context, hash string, now time.Time
 	err := l.do(ctx, func(ctx context.Context, t *transaction) error {
 		err := t.tx.QueryRowContext(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash).Scan(&document, &expires)
 		if isNoRows(err) {
-			return &decisionError{devices.ErrNotFound}
+			return database.Rule(devices.ErrNotFound)
 		}
 		return err
 	})
@@ -79,12 +79,12 @@ func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([
 	return l.fact(ctx, who, newLineage(), devices.AspectPolicy, func(ctx context.Context, t *transaction) (any, error) {
 		document, err := json.Marshal(p)
 		if err != nil {
-			return nil, &decisionError{fmt.Errorf("encode the policy: %w", err)}
+			return nil, database.Rule(fmt.Errorf("encode the policy: %w", err))
 		}
 		n, err := t.exec(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
 			p.Version, database.Clean(string(document)), database.Micros(p.Changed), database.Clean(p.By))
 		if err == nil && n == 0 {
-			err = &decisionError{devices.ErrConflict}
+			err = database.Rule(devices.ErrConflict)
 		}
 		return p, err
 	})
@@ -103,11 +103,11 @@ func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices
 		}
 		next, err := decide(old, highest)
 		if err != nil {
-			return nil, &decisionError{err}
+			return nil, database.Rule(err)
 		}
 		document, err := json.Marshal(next)
 		if err != nil {
-			return nil, &decisionError{fmt.Errorf("encode the fleet's rotation: %w", err)}
+			return nil, database.Rule(fmt.Errorf("encode the fleet's rotation: %w", err))
 		}
 		_, err = t.exec(ctx, `UPDATE fleet SET value = $2 WHERE key = $1`, rotationKey, string(document))
 		return next, err
@@ -138,7 +138,7 @@ func (t *transaction) lockRotation(ctx context.Context, lock string) (r devices.
 		return r, err
 	}
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return r, &decisionError{fmt.Errorf("the stored rotation of the fleet is invalid: %.100q: %w", text, err)}
+		return r, database.Rule(fmt.Errorf("the stored rotation of the fleet is invalid: %.100q: %w", text, err))
 	}
 	return r, nil
 }
@@ -153,11 +153,11 @@ func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect
 			return err
 		}
 		if value == nil {
-			return errNothing
+			return database.Rule(nil)
 		}
 		text, err := json.Marshal(value)
 		if err != nil {
-			return &decisionError{fmt.Errorf("encode a change: %w", err)}
+			return database.Rule(fmt.Errorf("encode a change: %w", err))
 		}
 		c := devices.Change{Revision: pending + 1, ID: id, Aspect: aspect, Value: text, Who: database.Clean(who), At: t.now().UTC().Truncate(time.Microsecond)}
 		base, err := t.finish(ctx, nil, nil, []devices.Change{c})

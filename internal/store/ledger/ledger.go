@@ -41,9 +41,6 @@ const (
 	maxBatch         = 1000
 	// groupTimeout limits one transaction.
 	groupTimeout = 15 * time.Second
-	// attempts is how often a transaction is tried that fails without a faulty row, for
-	// example because of a deadlock with another program.
-	attempts = 5
 )
 
 // Ledger implements registry.Ledger. Close it before the store.
@@ -56,6 +53,8 @@ type Ledger struct {
 	// bulkTime depends on the database.
 	bulkTime time.Duration
 	late     atomic.Pointer[func([]devices.Change)]
+
+	transactions database.Transactions
 
 	mu     sync.Mutex
 	short  []*request // at most maxWhole decisions each
@@ -79,7 +78,8 @@ func Clock(now func() time.Time) Option { return func(l *Ledger) { l.now = now }
 // New starts a Ledger.
 func New(host database.Host, log *slog.Logger, options ...Option) *Ledger {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, bulkTime: bulkTime, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
+	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, transactions: database.Transactions{Host: host, Pool: host.Database().Ledger, Limit: groupTimeout},
+		bulkTime: bulkTime, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
 	if l.db.Postgres() {
 		l.bulkTime = bulkTimePostgres
 	}
@@ -408,84 +408,23 @@ type refusedError struct{ err error }
 
 func (e *refusedError) Error() string { return e.err.Error() }
 
-// decisionError is an error of the decision itself: it is returned unchanged.
-type decisionError struct{ err error }
-
-func (e *decisionError) Error() string { return e.err.Error() }
-
-var (
-	// errConcurrent means that another node has changed a row: the transaction is repeated
-	// with the new state.
-	errConcurrent = errors.New("another node has written the same row")
-	// errNothing ends a transaction that changes nothing.
-	errNothing = errors.New("nothing to write")
-)
-
-// transact runs a transaction and commits it. An error wraps devices.ErrDatabase, or is a
-// *refusedError or the content of a *decisionError.
+// transact runs a transaction and commits it. Errors are as of database.Transactions, and *refusedError for the database's
+// refusal of a row.
 func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
-	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
-	defer cancel()
-	for attempt := 1; ; attempt++ {
-		if err := l.host.Usable(); err != nil {
-			return err
-		}
-		unknown, err := l.attempt(ctx, run)
-		var pass *decisionError
-		switch {
-		case err == nil, errors.Is(err, errNothing):
-			return nil
-		case errors.As(err, &pass):
-			return pass.err
-		case errors.Is(err, errConcurrent) && attempt < 10*attempts:
-			continue
-		case unknown:
-			return fmt.Errorf("%w: %w", devices.ErrUncertain, l.host.UseError(ctx, doing, err))
-		case ctx.Err() != nil:
-			return l.host.UseError(ctx, doing, err)
-		}
-		switch class := database.FaultOf(err); {
-		case class == database.FaultRow:
-			return &refusedError{err}
-		case class == database.FaultTransient && attempt < attempts:
-			l.log.Warn("a transaction failed and is repeated", "error", database.OneLine(err))
-			pause := time.NewTimer(time.Duration(attempt*attempt) * 5 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-				pause.Stop()
-			}
-		default:
-			return l.host.UseError(ctx, doing, err)
-		}
-	}
-}
-
-// attempt makes one attempt. unknown means that it may have been committed.
-func (l *Ledger) attempt(ctx context.Context, run func(ctx context.Context, t *transaction) error) (unknown bool, err error) {
-	release, err := l.db.Turn(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer release()
-	tx, err := l.db.Ledger.BeginTx(ctx, nil)
-	if err != nil {
-		return false, err
-	}
-	t := &transaction{Ledger: l, tx: tx}
-	if err := run(ctx, t); err != nil {
-		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
-			return false, errors.Join(err, again)
-		}
-		return false, err
-	}
-	if err := tx.Commit(); err != nil {
-		return true, err
-	}
-	if t.committed != nil {
+	var t *transaction
+	var last error
+	err := l.transactions.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+		t = &transaction{Ledger: l, tx: tx}
+		last = run(ctx, t)
+		return last
+	})
+	switch {
+	case err == nil && last == nil && t.committed != nil:
 		t.committed()
+	case errors.Is(err, devices.ErrDatabase) && last != nil && database.FaultOf(last) == database.FaultRow:
+		return &refusedError{last}
 	}
-	return false, nil
+	return err
 }
 
 // newLineage returns a random name for a history.

@@ -79,7 +79,7 @@ func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 		}
 		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-access.KeepConsoleKeys)))
 		if err == nil && codes+keys == 0 {
-			return errNothing
+			return database.Rule(nil)
 		}
 		return err
 	})

@@ -89,7 +89,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 		}
 	}
 	if !any {
-		return 0, errNothing
+		return 0, database.Rule(nil)
 	}
 	if err := t.remove(ctx, gone, states, deltas); err != nil {
 		return 0, err
@@ -97,7 +97,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	if n, err := presenceRows.Insert(ctx, t.tx, t.db, presence); err != nil {
 		return 0, err
 	} else if n < int64(len(presence)) {
-		return 0, errConcurrent // another node has created one of these devices
+		return 0, database.ErrConcurrent // another node has created one of these devices
 	}
 	if err := t.execAmong(ctx, absent, `DELETE FROM presence WHERE device %s`); err != nil {
 		return 0, err
@@ -160,7 +160,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 			err := scan(&id, &epoch, &p.Online, &p.Reason, &p.Transport, &p.Node, &p.MCP, &p.Catalog)
 			deltas.Presence(p, -1)
 			if err == nil && epoch > 0 && states[id].expires {
-				return errConcurrent // it has connected meanwhile
+				return database.ErrConcurrent // it has connected meanwhile
 			}
 			return err
 		})
@@ -292,7 +292,7 @@ func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]a
 		return 0, err
 	}
 	if n < inserted {
-		return 0, errConcurrent
+		return 0, database.ErrConcurrent
 	}
 	return base, nil
 }

@@ -18,10 +18,15 @@ const maxRows = 500
 type Index struct {
 	host database.Host
 	db   *database.DB
+
+	transactions database.Transactions
 }
 
 // New returns an Index in a database.
-func New(host database.Host) *Index { return &Index{host, host.Database()} }
+func New(host database.Host) *Index {
+	db := host.Database()
+	return &Index{host, db, database.Transactions{Host: host, Pool: db.Write, Limit: database.ReadTimeout}}
+}
 
 var rows = database.Rows{Table: "photos", Conflict: "(id) DO NOTHING", Columns: append(append(append(
 	database.Text("id", "device", "question"), database.Bigint("bytes")...), database.Text("sha256", "kind")...), database.Bigint("taken_at")...)}
@@ -35,7 +40,7 @@ func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
 		for i, p := range batch {
 			values[i] = []any{p.ID, string(p.Device), database.Clean(p.Question), p.Bytes, p.SHA256, p.Kind, database.Micros(p.TakenAt)}
 		}
-		if err := x.write(ctx, "adding photos to their index", func(ctx context.Context, tx *sql.Tx) error {
+		if err := x.transactions.Run(ctx, "adding photos to their index", func(ctx context.Context, tx *sql.Tx) error {
 			_, err := rows.Insert(ctx, tx, x.db, values)
 			return err
 		}); err != nil {
@@ -51,33 +56,12 @@ func (x *Index) Remove(ctx context.Context, ids ...string) error {
 		batch := ids[:min(len(ids), maxRows)]
 		ids = ids[len(batch):]
 		condition, arg := database.IDSet(x.db.Postgres(), "id", "$1", batch)
-		if err := x.write(ctx, "removing photos from their index", func(ctx context.Context, tx *sql.Tx) error {
+		if err := x.transactions.Run(ctx, "removing photos from their index", func(ctx context.Context, tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE "+condition, arg)
 			return err
 		}); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-func (x *Index) write(ctx context.Context, doing string, do func(context.Context, *sql.Tx) error) error {
-	ctx, cancel, err := x.host.BeginRead(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	tx, err := x.db.Write.BeginTx(ctx, nil)
-	if err != nil {
-		return x.host.UseError(ctx, doing, err)
-	}
-	if err = do(ctx, tx); err == nil {
-		err = tx.Commit()
-	} else {
-		_ = tx.Rollback() // the error of do is more specific
-	}
-	if err != nil {
-		return x.host.UseError(ctx, doing, err)
 	}
 	return nil
 }
@@ -115,7 +99,7 @@ func scan(scan func(...any) error) (p devices.Photo, err error) {
 func (x *Index) Expire(ctx context.Context, before string) (removed int, err error) {
 	for {
 		n := int64(0)
-		if err := x.write(ctx, "removing old photos from their index", func(ctx context.Context, tx *sql.Tx) error {
+		if err := x.transactions.Run(ctx, "removing old photos from their index", func(ctx context.Context, tx *sql.Tx) error {
 			result, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE id IN (SELECT id FROM photos WHERE id < $1 ORDER BY id LIMIT $2)", before, maxRows)
 			if err == nil {
 				n, err = result.RowsAffected()

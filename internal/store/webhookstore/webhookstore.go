@@ -22,13 +22,17 @@ type Store struct {
 	host database.Host
 	db   *database.DB
 
-	leases database.Watch
+	leases       database.Watch
+	transactions database.Transactions
 }
 
 var _ webhooks.Store = (*Store)(nil)
 
 // New returns a Store in a database.
-func New(host database.Host) *Store { return &Store{host: host, db: host.Database()} }
+func New(host database.Host) *Store {
+	db := host.Database()
+	return &Store{host: host, db: db, transactions: database.Transactions{Host: host, Pool: db.Write, Limit: database.ReadTimeout}}
+}
 
 const columns = `id, owner, owner_name, url, types, devices, offline_for, sealed, created_at, version, position, gap, delivered, delivered_at, failing_since, last_error, disabled_at`
 
@@ -87,7 +91,7 @@ func (s *Store) Create(ctx context.Context, h webhooks.Hook, permit func(held ma
 	if err != nil {
 		return err
 	}
-	return s.write(ctx, "creating a webhook", func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, "creating a webhook", func(ctx context.Context, tx *sql.Tx) error {
 		if s.db.Postgres() { // on SQLite the transaction has the whole database
 			if _, err := tx.ExecContext(ctx, `LOCK TABLE webhooks IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 				return err
@@ -105,7 +109,7 @@ func (s *Store) Create(ctx context.Context, h webhooks.Hook, permit func(held ma
 			return err
 		}
 		if err := permit(held); err != nil {
-			return unchanged{err}
+			return database.Rule(err)
 		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, beat) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', 0, '', 0)`, args...)
 		return err
@@ -134,7 +138,7 @@ func (s *Store) Reseal(ctx context.Context, id, old, sealed string) error {
 
 // Delete implements webhooks.Store.
 func (s *Store) Delete(ctx context.Context, id string) error {
-	return s.write(ctx, "deleting a webhook", func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, "deleting a webhook", func(ctx context.Context, tx *sql.Tx) error {
 		result, err := tx.ExecContext(ctx, `DELETE FROM webhooks WHERE id = $1`, database.Clean(id))
 		if err == nil {
 			err = oneRow(result, devices.ErrNotFound)
@@ -194,7 +198,7 @@ func (s *Store) Release(ctx context.Context, instance string) error {
 	if !s.db.Postgres() {
 		return nil
 	}
-	return s.write(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '' WHERE instance = $1`, instance)
 		return err
 	})
@@ -202,7 +206,7 @@ func (s *Store) Release(ctx context.Context, instance string) error {
 
 // Save implements webhooks.Store.
 func (s *Store) Save(ctx context.Context, instance string, statuses map[string]webhooks.Status) (stale []string, err error) {
-	err = s.write(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
+	err = s.transactions.Run(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
 			status := statuses[id]
 			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8, disabled_at = $10 WHERE id = $1 AND (instance = $2 OR $9)`,
@@ -243,7 +247,7 @@ func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDev
 
 // Report implements webhooks.Store.
 func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice, ended bool) error {
-	return s.write(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since, ended) VALUES ($1, $2, $3, $4) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since, ended = excluded.ended`,
 			id, string(d.Device), database.Micros(d.Since), ended)
 		return err
@@ -270,7 +274,7 @@ func (s *Store) Reported(ctx context.Context, id string, device devices.ID) (sin
 
 // Prune implements webhooks.Store.
 func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
-	return s.write(ctx, "deleting old deliveries of a webhook", func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, "deleting old deliveries of a webhook", func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, database.Micros(before))
 		return err
 	})
@@ -278,7 +282,7 @@ func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
 
 // one runs a statement that changes one row; none is the error if it changes none.
 func (s *Store) one(ctx context.Context, doing string, none error, text string, args ...any) error {
-	return s.write(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+	return s.transactions.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
 		result, err := tx.ExecContext(ctx, text, args...)
 		if err != nil {
 			return err
@@ -287,40 +291,10 @@ func (s *Store) one(ctx context.Context, doing string, none error, text string, 
 	})
 }
 
-// unchanged is an error that did not come from the database.
-type unchanged struct{ error }
-
-func (u unchanged) Unwrap() error { return u.error }
-
 func oneRow(result sql.Result, none error) error {
 	n, err := result.RowsAffected()
 	if err == nil && n == 0 {
-		return unchanged{none}
+		return database.Rule(none)
 	}
 	return err
-}
-
-func (s *Store) write(ctx context.Context, doing string, do func(context.Context, *sql.Tx) error) error {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	tx, err := s.db.Write.BeginTx(ctx, nil)
-	if err != nil {
-		return s.host.UseError(ctx, doing, err)
-	}
-	if err = do(ctx, tx); err == nil {
-		err = tx.Commit()
-	} else {
-		_ = tx.Rollback() // the error of do is more specific
-	}
-	var none unchanged
-	switch {
-	case errors.As(err, &none):
-		return none.error
-	case err != nil:
-		return s.host.UseError(ctx, doing, err)
-	}
-	return nil
 }
