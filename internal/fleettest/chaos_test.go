@@ -290,27 +290,15 @@ func (s *storm) rest(patience time.Duration) bool {
 }
 
 // agree compares what every node reports of every device with what the others
-// report, what a call shows, and what the database has.
+// report, what a call shows, and what the database has. A row that is older than the
+// stored one, whose node had a clock that was ahead, is written again after some seconds.
 func (s *storm) agree() {
 	ids := s.ids
 	names := map[string]string{}
-	for at, n := range s.Nodes {
-		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
-		list = slices.DeleteFunc(list, func(d apiclient.Device) bool { return strings.HasPrefix(d.ID, revokedBase) })
-		if err != nil || len(list) != len(ids) {
-			s.violated("node-%d lists %d devices, %v", at, len(list), err)
-		}
-		for _, d := range list {
-			name := fmt.Sprintf("%s %s session %s", d.State, d.Node, d.SessionID)
-			if d.State != "online" {
-				s.violated("%s is %s for node-%d", d.ID, name, at)
-			}
-			if other, ok := names[d.ID]; ok && other != name {
-				s.violated("%s is %s for node-%d, and %s for another", d.ID, name, at, other)
-			}
-			names[d.ID] = name
-		}
-	}
+	s.eventually("the lists agree", func() (wrong string) {
+		names, wrong = s.listed()
+		return wrong
+	})
 	for _, id := range ids {
 		for at, n := range s.Nodes {
 			r, err := n.Volume(s.t, id, 5*time.Second)
@@ -333,6 +321,26 @@ func (s *storm) agree() {
 		}
 		return fmt.Sprintf("%d rows online of nodes that live, and history of %d devices, want %d; %s", online, history, want, strings.Join(rows, ", "))
 	})
+}
+
+// listed returns where each device is, by what all nodes report, and the first of it that is wrong.
+func (s *storm) listed() (names map[string]string, wrong string) {
+	names = map[string]string{}
+	for at, n := range s.Nodes {
+		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
+		list = slices.DeleteFunc(list, func(d apiclient.Device) bool { return strings.HasPrefix(d.ID, revokedBase) })
+		if err != nil || len(list) != len(s.ids) {
+			return names, fmt.Sprintf("node-%d lists %d devices, %v", at, len(list), err)
+		}
+		for _, d := range list {
+			name := fmt.Sprintf("%s %s session %s", d.State, d.Node, d.SessionID)
+			if other, ok := names[d.ID]; d.State != "online" || ok && other != name {
+				return names, fmt.Sprintf("%s is %s for node-%d, and %q for another", d.ID, name, at, other)
+			}
+			names[d.ID] = name
+		}
+	}
+	return names, ""
 }
 
 // account compares the answers that callers got with what the devices did.
