@@ -1,6 +1,6 @@
 package recorder
 
-import "unsafe"
+import "reflect"
 
 // ways is how many entries of the index a device may be in.
 const ways = 16
@@ -15,10 +15,9 @@ type entry struct {
 	spentCalls uint16
 }
 
-const (
-	entryBytes = int64(unsafe.Sizeof(entry{}))
-	firstSets  = 8
-)
+const firstSets = 8
+
+var entryBytes = int64(reflect.TypeFor[entry]().Size())
 
 // index finds the newest record of a device. It doubles up to a limit; then a device
 // takes the place of the one whose newest record is oldest.

@@ -244,7 +244,6 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		}
 	}
 	putBuffer(buf)
-	releaseInput(c.ws.NetConn())
 	if flood := c.meterFrame(cost); flood != nil {
 		return flood
 	}
