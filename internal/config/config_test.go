@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, ProxyProtocol: "off", CallsPerDevice: 1, DeviceTimezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", Console: true, OTARate: 3000, OTABurst: 5000, NewMembersPerAddress: 60, MembersLimit: 1_000_000,
 		UploadMinRate: 2 << 10, PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30, NotificationLimit: 1 << 30,
-		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 256 << 20, RecorderMemory: 64 << 20, ConnectionsPerAddress: 4096,
+		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 128 << 20, RecorderMemory: 64 << 20, ConnectionsPerAddress: 4096,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
 	}

@@ -2,19 +2,19 @@ package connlimit
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync/atomic"
 	"time"
-
-	"fleetd/internal/background"
 )
 
-// slotShare is the part of the node's threads that the requests of one caller compute on at
-// once, one at least. The kernel divides a processor among threads in steps of a few
-// milliseconds, and prefers those that waited; Go's scheduler takes 10 ms for each request
-// that computes, one after the other. So as long as threads are left, the number of one
-// caller's requests does not delay those of others.
-const slotShare = 4
+// slotShare is the part of the threads that run Go code on which the requests of one caller compute at once,
+// one at least, and computingShare that of all callers together, two at least, so that no caller has all of them. Go's scheduler
+// takes 10 ms for each request that computes, one after the other: as long as threads are left, calls do not wait for these turns.
+const (
+	slotShare      = 4
+	computingShare = 2
+)
 
 // slotTime is how long a request keeps a slot: one that waits for a database which does not
 // answer does not compute.
@@ -23,30 +23,39 @@ const slotTime = 500 * time.Millisecond
 // slotsOfCaller is how many slots a caller has.
 func slotsOfCaller() int { return max(1, runtime.GOMAXPROCS(0)/slotShare) }
 
-// Slot is a place in which a request computes. It belongs to one goroutine. A nil *Slot is
+// Slot is a place in which a request computes, one of its caller's and one of the node's. It belongs to one goroutine. A nil *Slot is
 // always there.
 type Slot struct {
-	places  chan struct{}
-	threads *background.Threads
-	share   chan struct{} // of the threads
-	hold    *hold
+	ctx    context.Context // of the request
+	places []Places
+	hold   *hold
 }
 
-// hold is the time from taking a place to giving it back.
+// hold is the time from taking places to giving them back.
 type hold struct {
-	places chan struct{}
+	places []Places
 	ended  atomic.Bool
 	lease  *time.Timer
 }
 
-// newHold is the hold of a place that was taken.
-func newHold(places chan struct{}) *hold {
+// enter takes one place of each kind, in this order, or returns the cause of the end of ctx. Who came first is first.
+func enter(ctx context.Context, places ...Places) (*hold, error) {
+	for i, p := range places {
+		select {
+		case p <- struct{}{}:
+		case <-ctx.Done():
+			for _, taken := range places[:i] {
+				<-taken
+			}
+			return nil, context.Cause(ctx)
+		}
+	}
 	h := &hold{places: places}
 	h.lease = time.AfterFunc(slotTime, h.end)
-	return h
+	return h, nil
 }
 
-// leave gives the place back before its time.
+// leave gives the places back before their time.
 func (h *hold) leave() {
 	h.lease.Stop()
 	h.end()
@@ -54,7 +63,9 @@ func (h *hold) leave() {
 
 func (h *hold) end() {
 	if h.ended.CompareAndSwap(false, true) {
-		<-h.places
+		for _, p := range h.places {
+			<-p
+		}
 	}
 }
 
@@ -66,12 +77,10 @@ type Places chan struct{}
 // Enter waits for a place, and returns what gives it back, or the error of ctx. After slotTime a place
 // is given back by itself. leave may be called any number of times.
 func (p Places) Enter(ctx context.Context) (leave func(), err error) {
-	select {
-	case p <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	h, err := enter(ctx, p)
+	if err != nil {
+		return nil, err
 	}
-	h := newHold(p)
 	return h.leave, nil
 }
 
@@ -82,47 +91,23 @@ func (w *Work) Compute(ctx context.Context, caller string) (*Slot, error) {
 	if w == nil {
 		return nil, nil
 	}
-	of := w.of(caller)
-	s := &Slot{places: of.places, threads: w.Threads, share: of.threads}
-	select {
-	case s.places <- struct{}{}:
-	default:
-		w.Waited.Add(1)
-		timer := time.NewTimer(w.wait)
-		defer timer.Stop()
-		select {
-		case s.places <- struct{}{}:
-		case <-timer.C:
-			w.Refused.Add(1)
-			return nil, ErrTooMuchWork
-		case <-ctx.Done():
-			return nil, ctx.Err()
+	s := &Slot{ctx: ctx, places: []Places{w.of(caller).places, w.Computing}}
+	for _, p := range s.places {
+		if len(p) == cap(p) {
+			w.Waited.Add(1)
+			break
 		}
 	}
-	s.begin()
+	waiting, cancel := context.WithTimeoutCause(ctx, w.wait, ErrTooMuchWork)
+	defer cancel()
+	var err error
+	if s.hold, err = enter(waiting, s.places...); err != nil {
+		if errors.Is(err, ErrTooMuchWork) {
+			w.Refused.Add(1)
+		}
+		return nil, err
+	}
 	return s, nil
-}
-
-func (s *Slot) begin() { s.hold = newHold(s.places) }
-
-// threadShare is the part of the threads of lower priority that one caller has: a request keeps its
-// thread while it waits for its client. Without a thread it computes at the priority of calls.
-const threadShare = 2
-
-// Run runs f, which computes in the slot, on a thread of lower priority, if the caller's share
-// has one left.
-func (s *Slot) Run(f func()) {
-	if s == nil {
-		f()
-		return
-	}
-	select {
-	case s.share <- struct{}{}:
-		defer func() { <-s.share }()
-		s.threads.Run(f)
-	default:
-		f()
-	}
 }
 
 // Leave gives the slot back. Any number of times.
@@ -134,8 +119,8 @@ func (s *Slot) Leave() {
 	s.hold = nil
 }
 
-// Pause gives the slot back while f waits, for a client or a device. A request that has left it
-// does not take it again.
+// Pause gives the slot back while f waits, for a client or a device. A request that has left it, or
+// whose client has gone, does not take it again.
 func (s *Slot) Pause(f func()) {
 	if s == nil || s.hold == nil {
 		f()
@@ -143,6 +128,5 @@ func (s *Slot) Pause(f func()) {
 	}
 	s.Leave()
 	f()
-	s.places <- struct{}{} // another request has it for slotTime at most
-	s.begin()
+	s.hold, _ = enter(s.ctx, s.places...) // others have theirs for slotTime at most
 }

@@ -3,12 +3,12 @@ package connlimit
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"fleetd/internal/background"
 )
 
 // One caller's requests compute in its slots, whatever their number, and those of another
@@ -157,37 +157,82 @@ func TestSlotsRefuse(t *testing.T) {
 	})
 }
 
-// Requests that wait for their clients take no more than a share of the threads from other callers.
-func TestThreadsOfOneCaller(t *testing.T) {
-	w := NewWork()
-	w.Threads = background.New()
-	release := make(chan struct{})
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer close(release)
-	for range background.MaxThreads {
-		s, err := w.Compute(t.Context(), "slow")
+// However many callers there are, their requests compute on a part of the threads, in the order in which they came, and one whose client
+// goes leaves the queue.
+func TestComputingOfAllCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWork()
+		const callers, computing = 20, 100 * time.Millisecond
+		gone, leave := context.WithCancel(t.Context())
+		var mu sync.Mutex
+		var order []int
+		var all sync.WaitGroup
+		busy, most := 0, 0
+		for n := range callers {
+			ctx := t.Context()
+			if n == callers/2 {
+				ctx = gone
+			}
+			all.Go(func() {
+				s, err := w.Compute(ctx, fmt.Sprint("key ", n))
+				if n == callers/2 {
+					if !errors.Is(err, context.Canceled) {
+						t.Errorf("a request whose client has gone: %v", err)
+					}
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				order = append(order, n)
+				busy++
+				most = max(most, busy)
+				mu.Unlock()
+				time.Sleep(computing)
+				mu.Lock()
+				busy--
+				mu.Unlock()
+				s.Leave()
+			})
+			synctest.Wait()
+		}
+		leave()
+		all.Wait()
+		// security: N43
+		if most != cap(w.Computing) || most <= slotsOfCaller() {
+			t.Errorf("%d requests compute at once, want %d, and more than the %d of one caller", most, cap(w.Computing), slotsOfCaller())
+		}
+		// security: N43
+		if len(order) != callers-1 || !slices.IsSorted(order) {
+			t.Errorf("the callers had their turns in the order %v", order)
+		}
+		if w.Refused.Load() != 0 || len(w.Computing) != 0 || len(w.of(fmt.Sprint("key ", callers/2)).places) != 0 {
+			t.Errorf("%d were refused, %d places are taken at the end", w.Refused.Load(), len(w.Computing))
+		}
+	})
+}
+
+// A request whose client has gone while it was sent something ends without a slot, and needs no place to end.
+func TestPauseOfALostClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWork()
+		ctx, leave := context.WithCancel(t.Context())
+		s, err := w.Compute(ctx, "a")
 		if err != nil {
 			t.Fatal(err)
 		}
-		waiting := make(chan struct{})
-		all.Go(func() {
-			s.Run(func() {
-				s.Leave()
-				close(waiting)
-				<-release
-			})
+		s.Pause(func() {
+			for range cap(w.Computing) {
+				w.Computing <- struct{}{}
+			}
+			leave()
 		})
-		<-waiting
-	}
-	s, err := w.Compute(t.Context(), "other")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Leave()
-	s.Run(func() {})
-	// security: N43
-	if n := w.Threads.Direct.Load(); n != 0 {
-		t.Errorf("another caller found no thread beside one that has %d requests waiting", background.MaxThreads)
-	}
+		s.Pause(func() {})
+		s.Leave()
+		if len(w.of("a").places) != 0 || len(w.Computing) != cap(w.Computing) {
+			t.Errorf("%d and %d places are taken", len(w.of("a").places), len(w.Computing))
+		}
+	})
 }

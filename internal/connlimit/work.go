@@ -5,13 +5,12 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
-
-	"fleetd/internal/background"
 )
 
 // What one caller may have the node do that needs no device, in units of work: a request is
@@ -35,8 +34,8 @@ const (
 	maxWorkers = 1_000
 )
 
-// ErrTooMuchWork refuses a request whose caller has asked for more than it may.
-var ErrTooMuchWork = errors.New("too many requests of one caller; try again later")
+// ErrTooMuchWork refuses a request whose caller has asked for more than it may, or that found no place to compute in time.
+var ErrTooMuchWork = errors.New("too many requests of one caller, or of all callers together; try again later")
 
 // Work bounds what each caller has the node do, so that none of them takes its processors
 // from all others. It is safe for concurrent use.
@@ -47,8 +46,8 @@ type Work struct {
 	// refusal is refusalDelay, but in tests.
 	refusal time.Duration
 
-	// Threads run what computes in a slot. It is set before the first request.
-	Threads *background.Threads
+	// Computing are the places of all slots, and of other work that computes for long.
+	Computing Places
 
 	mu      sync.Mutex
 	callers map[string]worker
@@ -63,13 +62,12 @@ type Work struct {
 // worker is a caller: its rate, and what of it computes now.
 type worker struct {
 	*rate.Limiter
-	places  chan struct{}
-	threads chan struct{} // that work for it
+	places Places
 }
 
 // NewWork returns Work with the limits above.
 func NewWork() *Work {
-	return &Work{rate: WorkRate, burst: WorkBurst, wait: WorkWait, refusal: refusalDelay, callers: map[string]worker{}}
+	return &Work{rate: WorkRate, burst: WorkBurst, wait: WorkWait, refusal: refusalDelay, Computing: make(Places, max(2, runtime.GOMAXPROCS(0)/computingShare)), callers: map[string]worker{}}
 }
 
 // Begin returns when the caller may have a request worked on, or with ErrTooMuchWork or
@@ -136,12 +134,12 @@ func (w *Work) of(caller string) worker {
 	if !known {
 		if len(w.callers) >= maxWorkers {
 			for name, other := range w.callers {
-				if other.Tokens() >= float64(w.burst) && len(other.places) == 0 && len(other.threads) == 0 {
+				if other.Tokens() >= float64(w.burst) && len(other.places) == 0 {
 					delete(w.callers, name)
 				}
 			}
 		}
-		l = worker{rate.NewLimiter(w.rate, w.burst), make(chan struct{}, slotsOfCaller()), make(chan struct{}, background.MaxThreads/threadShare)}
+		l = worker{rate.NewLimiter(w.rate, w.burst), make(Places, slotsOfCaller())}
 		w.callers[caller] = l
 	}
 	return l

@@ -19,7 +19,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
-	"fleetd/internal/background"
 	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
@@ -84,8 +83,8 @@ type Options struct {
 	// Nodes returns the names of the live nodes, this one included.
 	Nodes  func() []string
 	Gather devices.Gather
-	// Threads compute the answers to other nodes.
-	Threads *background.Threads
+	// Compute waits for a place in which an answer to another node is computed, and returns what gives it back. Nil: there is always one.
+	Compute func(context.Context) (leave func(), err error)
 }
 
 // Explainer answers why. It is safe for concurrent use.
@@ -130,16 +129,18 @@ type records struct {
 }
 
 // Answer answers another node.
-func (x *Explainer) Answer(_ context.Context, data []byte) (answer []byte, err error) {
+func (x *Explainer) Answer(ctx context.Context, data []byte) ([]byte, error) {
 	var q question
 	if err := json.Unmarshal(data, &q); err != nil {
 		return nil, fmt.Errorf("read the question: %w", err)
 	}
-	x.opt.Threads.Run(func() { answer, err = x.answer(q) })
-	return answer, err
-}
-
-func (x *Explainer) answer(q question) ([]byte, error) {
+	if x.opt.Compute != nil {
+		leave, err := x.opt.Compute(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+	}
 	content, err := json.Marshal(x.own(q))
 	if err != nil || len(content) < compressFrom {
 		return content, err

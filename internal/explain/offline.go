@@ -10,7 +10,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
-	"fleetd/internal/background"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
@@ -39,7 +38,6 @@ func (x *Explainer) ofBatch(q *batch) (out records) {
 	for _, id := range q.Devices[:min(len(q.Devices), offlineBatch)] {
 		out.Steps = append(out.Steps, x.opt.Records.Steps(id, true, "", devices.LogPosition{}, offlineSteps)...)
 		out.Steps = append(out.Steps, x.opt.Records.Steps(id, false, "", devices.LogPosition{}, offlineOthers)...)
-		background.Yield()
 	}
 	if q.Restarts {
 		out.Calls = x.opt.Records.CallsOn(q.Devices, outcomeRestarting)

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/background"
 	"fleetd/internal/devices"
 	"fleetd/internal/recorder"
 	"fleetd/internal/selector"
@@ -146,33 +145,39 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// watched keeps from where its steps were read.
+// watched counts the reads of steps, and those that are elsewhere than they should be.
 type watched struct {
 	Records
-	mu     sync.Mutex
-	stacks []string
+	isHere           func() bool
+	reads, elsewhere int
 }
 
 func (w *watched) Steps(id devices.ID, proven bool, kind devices.StepKind, after devices.LogPosition, limit int) []devices.Step {
 	if proven {
-		w.mu.Lock()
-		w.stacks = append(w.stacks, string(debug.Stack()))
-		w.mu.Unlock()
+		w.reads++
+		if !w.isHere() {
+			w.elsewhere++
+		}
 	}
 	return w.Records.Steps(id, proven, kind, after, limit)
 }
 
-// What a page computes runs where the request does, in the one slot and at the priority of its key, and what it has
-// other nodes compute on their threads of lower priority.
+// What a page computes runs where the request does, in the one slot of its key, and what it has other nodes compute in
+// places of theirs.
 func TestOfflineComputesInItsSlot(t *testing.T) {
 	c := &core{short: MaxOffline}
 	x, a, b := pair(c, stream{})
 	for n := range MaxOffline {
 		c.list = append(c.list, wentOffline(numbered(n), devices.CloseGone, "lab"))
 	}
-	own, other := &watched{Records: a}, &watched{Records: b}
+	var mu sync.Mutex // the place of the other node
+	own := &watched{Records: a, isHere: func() bool { return strings.Contains(string(debug.Stack()), t.Name()) }}
+	other := &watched{Records: b, isHere: func() bool { return !mu.TryLock() }}
 	x.opt.Records = own
-	peer := New(Options{Records: other, Node: "b", Threads: background.New()})
+	peer := New(Options{Records: other, Node: "b", Compute: func(ctx context.Context) (leave func(), err error) {
+		mu.Lock()
+		return mu.Unlock, ctx.Err()
+	}})
 	x.opt.Gather = func(ctx context.Context, _ string, question []byte, _ []string) (map[string][]byte, []string) {
 		answer, err := peer.Answer(ctx, question)
 		if err != nil {
@@ -183,19 +188,20 @@ func TestOfflineComputesInItsSlot(t *testing.T) {
 	if page, err := x.Offline(t.Context(), admin, selector.Selector{}, "", MaxOffline); err != nil || page.Explained != MaxOffline || len(page.Missing) != 0 {
 		t.Fatalf("%d devices, %v, %v", page.Explained, page.Missing, err)
 	}
-	for _, w := range []struct {
-		records *watched
-		where   string
-	}{{own, t.Name()}, {other, "fleetd/internal/background."}} {
-		elsewhere := 0
-		for _, stack := range w.records.stacks {
-			if !strings.Contains(stack, w.where) {
-				elsewhere++
-			}
-		}
+	for _, w := range []*watched{own, other} {
 		// security: N43
-		if len(w.records.stacks) != MaxOffline || elsewhere > 0 {
-			t.Errorf("%d of %d reads are not of %s", elsewhere, len(w.records.stacks), w.where)
+		if w.reads != MaxOffline || w.elsewhere > 0 {
+			t.Errorf("%d of %d reads are elsewhere", w.elsewhere, w.reads)
 		}
+	}
+	if !mu.TryLock() {
+		t.Fatal("the place is not given back")
+	}
+	mu.Unlock()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	peer.opt.Compute = func(ctx context.Context) (func(), error) { return nil, ctx.Err() }
+	if _, err := peer.Answer(gone, []byte("{}")); err == nil || other.reads != MaxOffline {
+		t.Errorf("an answer without a place: %v", err)
 	}
 }

@@ -71,8 +71,7 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 				defer slot.Leave()
 			}
 		}
-		slot.Run(func() { result, err = next(ctx, method, req) })
-		return result, err
+		return next(ctx, method, req)
 	}
 }
 

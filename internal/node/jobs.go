@@ -66,7 +66,7 @@ func (n *node) startJobs() error {
 		Open: n.cfg.APIAuth == "none", Log: n.log})
 	s.runner.Store(run)
 	n.onStop(run.Close)
-	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Holder: holder, TakeRestored: n.restored.take, Threads: n.threads, Log: n.log})
+	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Holder: holder, TakeRestored: n.restored.take, Compute: n.work.Computing.Enter, Log: n.log})
 	n.onStop(s.manager.Close)
 	n.cluster.OnGather(manager.Question, s.manager.Answer)
 	n.service.Observe(run)

@@ -79,7 +79,6 @@ func (n *node) metrics() *counters.Registry {
 	}
 	n.floods.Metrics(r)
 	n.work.Metrics(r)
-	n.threads.Metrics(r)
 	for listener, c := range map[string]*certificate{"device": n.certificate, "api": n.apiCertificate} {
 		if c != nil {
 			c.metrics(r, listener)

@@ -18,7 +18,6 @@ import (
 
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
-	"fleetd/internal/background"
 	"fleetd/internal/clock"
 	"fleetd/internal/cluster"
 	"fleetd/internal/cluster/lease"
@@ -118,7 +117,6 @@ type node struct {
 	listeners      *listeners
 	deviceLimiter  *connlimit.Limiter
 	floods         *connlimit.Floods
-	threads        *background.Threads
 	work           *connlimit.Work
 	apiLimiter     *connlimit.Limiter
 	limited        map[string]*connlimit.Listener      // by flag
@@ -277,9 +275,7 @@ func (n *node) listen(ctx context.Context) error {
 		n.failures[flag] = connlimit.NewFailures(n.cfg.TrustedProxies)
 	}
 	n.floods = connlimit.NewFloods(n.cfg.FloodGrace)
-	n.threads = background.New()
 	n.work = connlimit.NewWork()
-	n.work.Threads = n.threads
 	n.deviceLimiter = connlimit.NewLimiter(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
 	if n.deviceNet, err = n.openLimited("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
@@ -384,7 +380,6 @@ func (n *node) startCore(ctx context.Context) error {
 	done.Go(func() { n.keep(keep) })
 	done.Go(func() { n.prune(keep) })
 	done.Go(func() { n.rejoins(keep) })
-	done.Go(func() { n.collect(keep) })
 	if n.leases != nil {
 		done.Go(func() { n.leases.Run(keep, n.service) })
 	}

@@ -10,7 +10,6 @@ import (
 
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
-	"fleetd/internal/background"
 	"fleetd/internal/cluster"
 	"fleetd/internal/config"
 	"fleetd/internal/connlimit"
@@ -44,7 +43,7 @@ func everyMetric(t *testing.T) []*counters.Metric {
 	side.runner.Store(&runner.Runner{})
 	n := &node{cfg: &config.Config{}, service: service, front: &wsdevice.Front{}, provision: &provision.Server{}, attest: &attest.List{}, vision: &vision.Server{},
 		upstream: &upstream.Bridge{}, mcp: &mcpserver.Server{}, deviceLimiter: limiter, apiLimiter: limiter, limited: map[string]*connlimit.Listener{"": {}},
-		proxyListeners: map[string]*connlimit.ProxyListener{"": {}}, failures: map[string]*connlimit.Failures{"": {}}, floods: &connlimit.Floods{}, work: &connlimit.Work{}, threads: background.New(), certificate: &certificate{},
+		proxyListeners: map[string]*connlimit.ProxyListener{"": {}}, failures: map[string]*connlimit.Failures{"": {}}, floods: &connlimit.Floods{}, work: &connlimit.Work{}, certificate: &certificate{},
 		audit: &audit.Log{}, policy: &policyFile{}, events: &events.Bus{}, cluster: &cluster.Link{}, bus: &bus{}, store: &store.Store{},
 		jobs: side, webhooks: &webhooks.Manager{}, recorder: &recorder.Recorder{}, explain: &explain.Explainer{}, tracer: &trace.Tracer{},
 		mqtt: &mqttSide{front: &mqttdevice.Front{}, broker: &mqttdevice.Broker{}, audio: &udpaudio.Table{}, gatewayAPI: &gatewayapi.Server{}}}

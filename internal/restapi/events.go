@@ -53,7 +53,7 @@ func (eventKind) Schema(huma.Registry) *huma.Schema {
 }
 
 func (s *Server) eventRoutes() {
-	plain(s, withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
+	plain(s, withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
 			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these. Of jobs and their tasks, a key that is limited to devices or tools receives only those of the jobs that it created. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),

@@ -102,11 +102,7 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 		if c, ok := ctx.(*humaContext); ok {
 			c.by = by
 		}
-		if a.waits {
-			next(ctx)
-			return
-		}
-		slot.Run(func() { next(ctx) })
+		next(ctx)
 	}
 }
 
@@ -165,7 +161,7 @@ func workError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, connlimit.ErrTooMuchWork):
-		return &devices.Error{Code: devices.CodeRateLimited, Detail: fmt.Sprintf("this key makes more requests than %d a second, or more large ones at once than the node works on for one key; calls of tools do not count", connlimit.WorkRate)}
+		return &devices.Error{Code: devices.CodeRateLimited, Detail: fmt.Sprintf("this key makes more requests than %d a second, or more large ones at once than the node works on; calls of tools do not count", connlimit.WorkRate)}
 	}
 	return &devices.Error{Code: devices.CodeUnavailable, Detail: "the client left while its request waited"}
 }

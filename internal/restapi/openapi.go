@@ -127,9 +127,7 @@ type about struct {
 	// than the scope and the device.
 	judged bool
 	// hides: a device outside of the caller's limits is answered as an unknown one.
-	hides bool
-	// waits: it takes long and computes little.
-	waits  bool
+	hides  bool
 	status int    // of success, 200 if zero
 	answer string // what success is
 	codes  []devices.Code

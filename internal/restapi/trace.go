@@ -49,7 +49,7 @@ func (s *Server) traceRoutes() {
 		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeLimitReached, devices.CodeUnavailable}}), s.startTrace)
 	huma.Register(s.api, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
 		status: http.StatusNoContent, answer: "It has ended on all nodes that can be reached.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound}}), s.endTrace)
-	plain(s, withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", waits: true, scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
+	plain(s, withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
 		text:   "Server-sent events: `trace` with a TraceEntry as JSON on one line, and `end` when the trace ends. Entries are not stored: what happens while nobody reads is not shown. A trace with payloads needs the scope admin.",
 		answer: "Entries until the trace ends, the client goes away or reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound, devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.followTrace)

@@ -28,8 +28,8 @@ type Config struct {
 	IsNodeAlive func(node string) bool
 }
 
-// DefaultCatalogMemory holds about 10,000 different lists of usual length, in bytes.
-const DefaultCatalogMemory = 256 << 20
+// DefaultCatalogMemory holds about 5,000 different lists of usual length, in bytes. The garbage collector lets the heap grow by as much again.
+const DefaultCatalogMemory = 128 << 20
 
 // Ports are the interfaces and parts that a Hub uses.
 type Ports struct {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"fleetd/internal/access"
-	"fleetd/internal/background"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
@@ -56,8 +55,8 @@ type Options struct {
 	Holder func(key string) access.Holder
 	// TakeRestored reports, once, that the database was restored, and whether as a planned move. May be nil.
 	TakeRestored func() (planned, ok bool)
-	// Threads write the tasks of selections.
-	Threads *background.Threads
+	// Compute waits for a place in which a page of the tasks of a selection is written, and returns what gives it back. Nil: there is always one.
+	Compute func(context.Context) (leave func(), err error)
 	Log     *slog.Logger
 }
 

@@ -333,8 +333,7 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (_ jobs.Job, left bool, err 
 		if j, err = t.reserve(ctx, j); err != nil || j.State != jobs.Preparing || j.Reason == jobs.ReasonLimit {
 			return j, false, err
 		}
-		m.Threads.Run(func() { j, err = t.preparePage(ctx, j) })
-		if err != nil || j.State == jobs.Preparing {
+		if j, err = t.preparePage(ctx, j); err != nil || j.State == jobs.Preparing {
 			return j, true, err
 		}
 		t.follows[j.ID] = &following{next: time.Now().Add(followEvery)}
@@ -411,6 +410,13 @@ const pageSize = 200
 
 // preparePage writes the tasks of the next devices of a job's selection.
 func (t *turn) preparePage(ctx context.Context, j jobs.Job) (jobs.Job, error) {
+	if t.m.Compute != nil {
+		leave, err := t.m.Compute(ctx)
+		if err != nil {
+			return j, err
+		}
+		defer leave()
+	}
 	at := j.CreatedAt
 	if j.Repeats() {
 		at = t.m.Store.Now()

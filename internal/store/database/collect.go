@@ -4,12 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-
-	"fleetd/internal/background"
 )
-
-// yieldRows is after how many rows other threads may run. Reading one takes some 10 µs.
-const yieldRows = 8
 
 // Queryer is a *sql.DB, a *sql.Tx or a *sql.Conn.
 type Queryer interface {
@@ -36,9 +31,7 @@ func CollectAbout[T any](ctx context.Context, db Queryer, n int, scan func(func(
 		if err != nil {
 			return nil, errors.Join(err, rows.Close())
 		}
-		if out = append(out, row); len(out)%yieldRows == 0 {
-			background.Yield()
-		}
+		out = append(out, row)
 	}
 	return out, rows.Err()
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"fleetd/internal/background"
 )
 
 // Rows inserts many rows with few statements: on Postgres one with an array for each column, on
@@ -93,7 +91,6 @@ func (r *Rows) Insert(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (ch
 		} else {
 			result, err = tx.ExecContext(ctx, head+"VALUES "+questions(n, len(r.Columns))+tail, args...)
 		}
-		background.Yield()
 		if err != nil {
 			return changed, err
 		}
