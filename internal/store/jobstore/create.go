@@ -173,14 +173,24 @@ func (s *Store) there(ctx context.Context, id string, tasks []jobs.Task) (map[de
 	for i := range tasks {
 		ids[i] = string(tasks[i].Device)
 	}
-	condition, arg := database.IDSet(s.db.Postgres(), "device", "$2", sortedIDs(ids))
+	from, arg := s.tasksOf(ids, `t.round = (SELECT round FROM jobs WHERE job = $1)`)
 	there := map[devices.ID]bool{}
 	_, err := read(ctx, s, "looking for new devices of a job", func(scan func(...any) error) (id devices.ID, err error) {
 		err = scan(&id)
 		there[id] = true
 		return id, err
-	}, `SELECT device FROM tasks WHERE job = $1 AND round = (SELECT round FROM jobs WHERE job = $1) AND `+condition, id, arg)
+	}, `SELECT t.device FROM `+from, id, arg)
 	return there, err
+}
+
+// tasksOf returns what follows FROM for the tasks t of devices in the job $1 with a condition, and $2. Each device is looked up by itself:
+// for a list, Postgres reads all tasks of a job of which it has no statistics yet.
+func (s *Store) tasksOf(ids []string, condition string) (from string, arg any) {
+	condition = `t.job = $1 AND t.device = d.value AND ` + condition
+	if s.db.Postgres() {
+		return `unnest($2::text[]) AS d(value) CROSS JOIN LATERAL (SELECT * FROM tasks t WHERE ` + condition + ` OFFSET 0) t`, ids
+	}
+	return `json_each($2) d CROSS JOIN tasks t ON ` + condition, textOf(ids)
 }
 
 // addTasks writes rows of a locked job; whole is whether none was left out for the share of its owner.
@@ -192,16 +202,16 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 	for i := range tasks {
 		ids[i] = string(tasks[i].Device)
 	}
-	if err := t.thin(ctx, j, sortedIDs(ids)); err != nil {
+	if err := t.thin(ctx, j, ids); err != nil {
 		return false, err
 	}
-	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", sortedIDs(ids))
+	from, arg := t.tasksOf(ids, `t.round = $3`)
 	there := map[devices.ID]bool{}
 	_, err = database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
 		err = scan(&id)
 		there[id] = true
 		return id, err
-	}, `SELECT device FROM tasks WHERE job = $1 AND round = $2 AND `+condition, j.ID, j.Round, arg)
+	}, `SELECT t.device FROM `+from, j.ID, arg, j.Round)
 	if err != nil {
 		return false, err
 	}
@@ -246,20 +256,19 @@ func (t *transaction) thin(ctx context.Context, j *jobs.Job, ids []string) error
 	if last < 1 {
 		return nil
 	}
-	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", ids)
-	where := ` WHERE job = $1 AND round <= $2 AND state = 'ended' AND ` + condition
+	from, arg := t.tasksOf(ids, `t.round <= $3 AND t.state = 'ended'`)
+	from += ` ORDER BY t.device, t.round LIMIT $4`
 	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (task jobs.Task, err error) {
 		err = scan(&task.Device, &task.Round, &task.Outcome)
 		return task, err
-	}, `SELECT device, round, outcome FROM tasks`+where+` ORDER BY device, round LIMIT $4`, j.ID, last, arg, int64(jobs.PrepareBatch))
+	}, `SELECT t.device, t.round, t.outcome FROM `+from, j.ID, arg, last, int64(jobs.PrepareBatch))
 	if err != nil || len(list) == 0 {
 		return err
 	}
 	for i := range list {
 		j.Uncount(&list[i])
 	}
-	end := &list[len(list)-1]
-	_, err = t.exec(ctx, `DELETE FROM tasks`+where+` AND (device, round) <= ($4, $5)`, j.ID, last, arg, string(end.Device), end.Round)
+	_, err = t.exec(ctx, `DELETE FROM tasks WHERE (job, device, round) IN (SELECT t.job, t.device, t.round FROM `+from+`)`, j.ID, arg, last, int64(jobs.PrepareBatch))
 	return err
 }
 

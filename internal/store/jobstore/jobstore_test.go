@@ -22,3 +22,7 @@ func TestPostgres(t *testing.T) {
 
 func BenchmarkSQLite(b *testing.B)   { storetest.BenchmarkJobs(b, storetest.SQLite) }
 func BenchmarkPostgres(b *testing.B) { storetest.BenchmarkJobs(b, storetest.Postgres) }
+
+func TestAddedTasks(t *testing.T) {
+	storetest.RunAddedTasks(t, storetest.Postgres(t))
+}
