@@ -6,11 +6,14 @@ import (
 )
 
 // Clip cuts text that a device reported about itself to maxReportedText bytes.
-func Clip(text string) string {
-	if len(text) <= maxReportedText {
+func Clip(text string) string { return Cut(text, maxReportedText) }
+
+// Cut returns the beginning of a text that has at most so many bytes, without the character that would be cut.
+func Cut(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	return strings.Clone(strings.ToValidUTF8(text[:maxReportedText], ""))
+	return strings.Clone(strings.ToValidUTF8(text[:most], ""))
 }
 
 const maxReportedText = 128

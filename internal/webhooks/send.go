@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -106,7 +105,7 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 			}
 			err = of.Err // without the URL, which may contain a token
 		}
-		return 0, errors.New(clip(inWords(err)))
+		return 0, errors.New(devices.Cut(inWords(err), maxError))
 	}
 	defer resp.Body.Close()
 	_, readErr := io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer)) // so that the connection can be used again
@@ -141,11 +140,6 @@ func inWords(err error) string {
 		return err.Error()
 	}
 	return "the answer is not HTTP; check the scheme and the port of the URL"
-}
-
-// clip cuts a text to maxError bytes.
-func clip(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxError)], "")
 }
 
 func (s *sender) close() { s.client.CloseIdleConnections() }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
@@ -41,7 +40,7 @@ func (t *run) finish(end jobs.End) {
 
 // result returns how the task ended.
 func (t *run) result(o jobs.Outcome, code, detail string) jobs.End {
-	return jobs.End{Job: t.task.Job, Round: t.task.Round, Device: t.task.Device, Fence: t.task.Fence, Outcome: o, Code: code, Detail: clip(detail, jobs.MaxDetail)}
+	return jobs.End{Job: t.task.Job, Round: t.task.Round, Device: t.task.Device, Fence: t.task.Fence, Outcome: o, Code: code, Detail: devices.Cut(detail, jobs.MaxDetail)}
 }
 
 func (t *run) again(pause time.Duration) jobs.End {
@@ -166,7 +165,7 @@ func (t *run) answered(r *devices.ToolResult) jobs.End {
 	if r.IsError {
 		end.Outcome, end.Code = jobs.Failed, jobs.CodeToolError
 	}
-	end.Result = clip(textOf(r.Content), jobs.MaxResult)
+	end.Result = devices.Cut(textOf(r.Content), jobs.MaxResult)
 	return end
 }
 
@@ -214,16 +213,4 @@ func textOf(content json.RawMessage) string {
 		}
 	}
 	return strings.Join(texts, "\n")
-}
-
-// clip cuts a text, which databases must be able to store, to at most so many bytes.
-func clip(text string, most int) string {
-	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "")
-	if len(text) <= most {
-		return text
-	}
-	for most > 0 && !utf8.RuneStart(text[most]) {
-		most--
-	}
-	return text[:most]
 }

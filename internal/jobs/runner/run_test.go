@@ -96,11 +96,11 @@ func TestOldBeginningsAreNotSent(t *testing.T) {
 	}
 }
 
-func TestResultsAreText(t *testing.T) {
+func TestResultsAreCut(t *testing.T) {
 	x := running(true)
 	content := json.RawMessage(`[{"type":"text","text":"a\u0000b"},{"type":"image"},{"type":"text","text":"` + strings.Repeat("ü", jobs.MaxResult) + `"}]`)
 	end := x.answered(&devices.ToolResult{Content: content})
-	if end.Outcome != jobs.OK || !strings.HasPrefix(end.Result, "ab\nü") || len(end.Result) > jobs.MaxResult || !utf8.ValidString(end.Result) {
+	if end.Outcome != jobs.OK || !strings.HasPrefix(end.Result, "a\x00b\nü") || len(end.Result) > jobs.MaxResult || !utf8.ValidString(end.Result) {
 		t.Errorf("%d bytes: %.20q", len(end.Result), end.Result)
 	}
 	if end := x.answered(&devices.ToolResult{IsError: true}); end.Outcome != jobs.Failed || end.Code != jobs.CodeToolError {

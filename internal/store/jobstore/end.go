@@ -127,22 +127,10 @@ func (t *transaction) applyRunning(j *locked, task *jobs.Task, e *jobs.End) {
 
 // fill makes a task ended.
 func (t *transaction) fill(task *jobs.Task, e *jobs.End) {
-	task.State, task.Outcome, task.Code, task.Detail, task.Result, task.EndedAt = jobs.TaskEnded, e.Outcome, e.Code, cut(e.Detail, jobs.MaxDetail), cut(e.Result, jobs.MaxResult), t.now
+	task.State, task.Outcome, task.Code, task.Detail, task.Result, task.EndedAt = jobs.TaskEnded, e.Outcome, e.Code, devices.Cut(database.Clean(e.Detail), jobs.MaxDetail), devices.Cut(database.Clean(e.Result), jobs.MaxResult), t.now
 	if e.Call != "" {
 		task.Call = e.Call
 	}
-}
-
-// cut returns the start of a text that has at most so many bytes.
-func cut(text string, most int) string {
-	text = database.Clean(text)
-	if len(text) <= most {
-		return text
-	}
-	for most > 0 && text[most]&0xc0 == 0x80 {
-		most--
-	}
-	return text[:most]
 }
 
 // tasks reads tasks of locked jobs.
