@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 	"fleetd/internal/credential"
 )
 
@@ -140,7 +141,7 @@ func photosUnread(a *attacker) {
 		a.note("upload " + outcome)
 	}
 	id := ""
-	for p, err := range a.node.Photos(a.ctx, l.Device) {
+	for p, err := range apiclient.List[api.Photo](a.ctx, a.node.Client, apiclient.Query{"device": l.Device}, "photos") {
 		if err != nil {
 			a.note(failure(err))
 			return

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -30,15 +31,15 @@ type spanFlags struct {
 	Until string `help:"Only entries up to this time." placeholder:"TIME"`
 }
 
-func (f spanFlags) filter(a *app) (filter apiclient.AuditFilter, err error) {
-	for _, side := range []struct {
-		flag, text string
-		at         *time.Time
-	}{{"--since", f.Since, &filter.Since}, {"--until", f.Until, &filter.Until}} {
-		if side.text != "" {
-			if *side.at, err = moment(side.text, a.now(), -1); err != nil {
-				return filter, failed("%s %w", side.flag, err)
+func (f spanFlags) filter(a *app) (apiclient.Query, error) {
+	filter := apiclient.Query{}
+	for _, side := range [][2]string{{"since", f.Since}, {"until", f.Until}} {
+		if side[1] != "" {
+			at, err := moment(side[1], a.now(), -1)
+			if err != nil {
+				return nil, failed("--%s %w", side[0], err)
 			}
+			filter[side[0]] = at.UTC().Format(time.RFC3339Nano)
 		}
 	}
 	return filter, nil
@@ -46,15 +47,14 @@ func (f spanFlags) filter(a *app) (filter apiclient.AuditFilter, err error) {
 
 type auditShowCmd struct {
 	spanFlags
-	Device  string `help:"Only of this device." placeholder:"ID"`
-	Key     string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
-	Kind    string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
-	Tool    string `help:"Only calls of this tool; also other actions, such as the type of a message." placeholder:"TOOL"`
-	Outcome string `help:"Only with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
-	Limit   int    `help:"Most entries shown." default:"100"`
-	Follow  bool   `short:"f" help:"Go on with what comes."`
-	JSON    bool   `name:"json" help:"Print the server's JSON, one entry per line."`
-	clientFlags
+	Device    string `help:"Only of this device." placeholder:"ID"`
+	Key       string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
+	Kind      string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
+	Tool      string `help:"Only calls of this tool; also other actions, such as the type of a message." placeholder:"TOOL"`
+	Outcome   string `help:"Only with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
+	Limit     int    `help:"Most entries shown." default:"100"`
+	Follow    bool   `short:"f" help:"Go on with what comes."`
+	jsonFlags `set:"per=, one entry per line"`
 }
 
 // Run prints entries.
@@ -66,13 +66,13 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 	if cmd.Limit < 1 {
 		return failed("--limit must be above zero, not %d", cmd.Limit)
 	}
-	filter.Device, filter.Key, filter.Kind, filter.Action, filter.Outcome = cmd.Device, cmd.Key, cmd.Kind, cmd.Tool, cmd.Outcome
+	maps.Copy(filter, apiclient.Query{"device": cmd.Device, "key": cmd.Key, "kind": cmd.Kind, "action": cmd.Tool, "outcome": cmd.Outcome})
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	filter.PageSize = cmd.Limit + 1 // reports whether there are more
-	seen := make(map[string]int64)  // the highest number of each run
+	filter["limit"] = strconv.Itoa(min(cmd.Limit, 999) + 1) // reports whether there are more
+	seen := make(map[string]int64)                          // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
 		entries, cut, err := cmd.fresh(ctx, c, filter, seen, first, begun)
@@ -86,7 +86,7 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 			fmt.Fprintf(a.stderr, "fleetd: only the newest %d entries; --limit shows more, and --until older ones\n", cmd.Limit)
 		}
 		for _, e := range slices.Backward(entries) {
-			seen[e.Run] = max(seen[e.Run], e.Seq)
+			seen[e.Value.Run] = max(seen[e.Value.Run], e.Value.Seq)
 			if err := cmd.print(a.stdout, e); err != nil {
 				return failed("write: %w", err)
 			}
@@ -109,19 +109,19 @@ const maxKnown = 500
 // fresh returns what was not shown yet, newest first: at most the limit the first time, with whether there is more,
 // everything later. Of a run that
 // did not show up the first time, only what happened since is news.
-func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter apiclient.AuditFilter, seen map[string]int64, first bool, begun time.Time) (entries []apiclient.AuditEntry, cut bool, err error) {
+func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter apiclient.Query, seen map[string]int64, first bool, begun time.Time) (entries []apiclient.Answer[api.AuditEntry], cut bool, err error) {
 	known := 0
 	if !first {
-		filter.PageSize = maxKnown
+		filter["limit"] = strconv.Itoa(maxKnown)
 	}
-	for e, err := range c.Audit(ctx, filter) {
+	for e, err := range apiclient.List[apiclient.Answer[api.AuditEntry]](ctx, c, filter, "audit") {
 		if err != nil {
 			return nil, false, err
 		}
 		if first && len(entries) == cmd.Limit {
 			return entries, true, nil
 		}
-		if last, met := seen[e.Run]; !first && (e.Seq <= last || !met && e.At.Before(begun)) {
+		if last, met := seen[e.Value.Run]; !first && (e.Value.Seq <= last || !met && e.Value.At.Before(begun)) {
 			if known++; known == maxKnown {
 				break
 			}
@@ -133,10 +133,11 @@ func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter 
 	return entries, false, nil
 }
 
-func (cmd *auditShowCmd) print(w io.Writer, e apiclient.AuditEntry) error {
+func (cmd *auditShowCmd) print(w io.Writer, answer apiclient.Answer[api.AuditEntry]) error {
 	if cmd.JSON {
-		return printJSONLine(w, e.Raw)
+		return printJSONLine(w, answer.Raw)
 	}
+	e := answer.Value
 	text := cleantext.Line(e.Outcome)
 	if e.Rule != "" {
 		text += " by " + cleantext.Line(e.Rule)
@@ -171,15 +172,16 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	export := func(w io.Writer) (int64, error) { return c.Download(ctx, w, filter, "audit", "export") }
 	if cmd.File == "-" {
-		_, err := c.ExportAudit(ctx, filter, a.stdout)
+		_, err := export(a.stdout)
 		return err
 	}
 	f, err := os.OpenFile(cmd.File, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return failed("write the export: %w", err)
 	}
-	n, err := c.ExportAudit(ctx, filter, f)
+	n, err := export(f)
 	if closeErr := f.Close(); err == nil && closeErr != nil {
 		err = failed("write the export: %w", closeErr)
 	}
@@ -262,7 +264,7 @@ func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report api.Audit
 		if err != nil {
 			return report, err
 		}
-		return c.VerifyAudit(ctx, filter)
+		return apiclient.Send[api.AuditReport](ctx, c, apiclient.Request{Path: []string{"audit", "verify"}, Query: filter, Timeout: apiclient.BulkTimeout})
 	}
 	in := a.stdin
 	if cmd.File != "-" {

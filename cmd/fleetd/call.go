@@ -30,8 +30,7 @@ type callCmd struct {
 	Later   string        `help:"If the device is not connected, call it when it is back, at most this much later; prints the job." placeholder:"24h"`
 	Key     string        `help:"With --later, idempotency key: the same command again queues nothing." placeholder:"TEXT"`
 	Yes     bool          `help:"Confirm a call that needs a person's yes."`
-	JSON    bool          `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // errTool is the end of a call that the device answered with a failure.

@@ -1,13 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 
@@ -42,7 +43,7 @@ func (cmd *chipsImportCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	for done := 0; done < len(chips); done += importBatch {
-		if err := c.ImportChips(ctx, chips[done:min(done+importBatch, len(chips))]); err != nil {
+		if err := c.Do(ctx, http.MethodPost, api.NewChips{Items: chips[done:min(done+importBatch, len(chips))]}, "attestation", "keys"); err != nil {
 			return fmt.Errorf("%d of %d chip keys are imported; the file can be imported again as it is: %w", done, len(chips), err)
 		}
 	}
@@ -114,40 +115,10 @@ type chipsListCmd struct {
 }
 
 // Run prints the list.
-func (cmd *chipsListCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"SERIAL", "DEVICE", "IMPORTED"}}
-	for chip, err := range c.Chips(ctx) {
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			line, err := json.Marshal(chip)
-			if err != nil {
-				return failed("write: %w", err)
-			}
-			if err := printJSONLine(a.stdout, line); err != nil {
-				return err
-			}
-			continue
-		}
-		device := chip.Device
-		if device == "" {
-			device = "-"
-		}
-		rows = append(rows, []string{chip.Serial, device, ago(chip.ImportedAt.Time, a.now())})
-	}
-	switch {
-	case cmd.JSON:
-		return nil
-	case len(rows) == 1:
-		fmt.Fprintln(a.stdout, "no chip keys yet; `fleetd chips import` adds some")
-		return nil
-	}
-	return a.table(a.stdout, "", rows)
+func (cmd *chipsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return printList(ctx, a, c, cmd.JSON, []string{"SERIAL", "DEVICE", "IMPORTED"}, "no chip keys yet; `fleetd chips import` adds some", func(chip api.Chip) []string {
+		return []string{chip.Serial, cmp.Or(chip.Device, "-"), ago(chip.ImportedAt.Time, a.now())}
+	}, nil, "attestation", "keys")
 }
 
 type chipsRemoveCmd struct {
@@ -156,6 +127,6 @@ type chipsRemoveCmd struct {
 }
 
 // Run removes one.
-func (cmd *chipsRemoveCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).RemoveChip, cmd.Serial, "removed; a device that it proved stays a member")
+func (cmd *chipsRemoveCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.Serial, "removed; a device that it proved stays a member", c.Do(ctx, http.MethodDelete, nil, "attestation", "keys", cmd.Serial))
 }

@@ -88,6 +88,12 @@ type clientFlags struct {
 	Token   string `help:"Bearer token for it ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
 }
 
+// jsonFlags are those of a command that can print the JSON of the server. The command sets per.
+type jsonFlags struct {
+	JSON bool `name:"json" help:"Print the server's JSON${per}."`
+	clientFlags
+}
+
 // client finds the node.
 func (f clientFlags) client(a *app) (*apiclient.Client, error) {
 	c := config.LoadClient(config.Client(f), a.environ)
@@ -135,6 +141,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return a.report(ctx, failed("--%s is given twice; give it once", flag))
 	}
 	command.BindTo(ctx, (*context.Context)(nil))
+	err = command.BindToProvider(func() (*apiclient.Client, error) {
+		return command.Selected().Target.Addr().Interface().(interface {
+			client(a *app) (*apiclient.Client, error)
+		}).client(a)
+	})
+	if err != nil {
+		return a.report(ctx, failed("build the command line: %w", err))
+	}
 	return a.report(ctx, command.Run(a))
 }
 
@@ -144,6 +158,7 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
 		durations(),
+		kong.Vars{"per": ""},
 	}, options...)...)
 }
 

@@ -19,8 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
 	"fleetd/internal/datadir"
@@ -206,7 +204,7 @@ func TestServeFlags(t *testing.T) {
 	parse := func(args ...string) map[string]string {
 		t.Helper()
 		cli := commands{Serve: newServeCmd()}
-		parser, err := kong.New(&cli)
+		parser, err := newParser(&cli)
 		if err != nil {
 			t.Fatal(err)
 		}

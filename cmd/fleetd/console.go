@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
 
@@ -20,19 +22,15 @@ type consoleCmd struct {
 }
 
 // Run prints a one-time link to the console, and opens it if a person is there.
-func (cmd *consoleCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	self, err := c.Self(ctx)
+func (cmd *consoleCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	self, err := apiclient.Get[api.Self](ctx, c, nil, "self")
 	if err != nil {
 		return err
 	}
 	link := c.Base() + "/console/"
 	note := "this node requires no key"
 	if self.Key != "open" {
-		code, err := c.CreateConsoleCode(ctx, api.NewConsoleCode{Scopes: cmd.Scope})
+		code, err := apiclient.Send[api.ConsoleCode](ctx, c, apiclient.Request{Method: http.MethodPost, Path: []string{"console", "codes"}, Body: api.NewConsoleCode{Scopes: cmd.Scope}})
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +49,7 @@ type devicesListCmd struct {
 }
 
 // Run prints the devices, once or until interrupted.
-func (d *devicesListCmd) Run(ctx context.Context, a *app) error {
-	c, err := d.client(a)
-	if err != nil {
-		return err
-	}
+func (d *devicesListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if !d.Watch && (d.JSON || d.CSV) {
 		// Lines need no widths, so a large fleet need not be in memory.
 		out := bufio.NewWriter(a.stdout)
@@ -94,11 +91,12 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app) error {
 }
 
 // filter is what the flags select.
-func (d *devicesListCmd) filter() apiclient.DeviceFilter {
-	filter := apiclient.DeviceFilter{Select: d.Select, State: d.State, Transport: d.Transport, Board: d.Board, Firmware: d.Firmware, Label: d.Label, Text: d.Search}
+func (d *devicesListCmd) filter() apiclient.Query {
+	filter := apiclient.Query{"select": d.Select, "state": d.State, "transport": d.Transport, "board": d.Board, "firmware": d.Firmware, "label": d.Label, "q": d.Search}
 	if d.Sort != "id" { // the server's own order
-		filter.Sort = d.Sort
+		filter["sort"] = d.Sort
 	}
+	maps.DeleteFunc(filter, func(_, value string) bool { return value == "" })
 	return filter
 }
 
@@ -110,14 +108,15 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 		_ = sheet.Write(deviceColumns) // Flush reports it
 	}
 	rows := [][]string{{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}}
-	for device, err := range c.Devices(ctx, filter) {
+	for answer, err := range apiclient.List[apiclient.Answer[api.Device]](ctx, c, filter, "devices") {
 		if err != nil {
 			sheet.Flush()
 			return err
 		}
+		device := answer.Value
 		switch {
 		case d.JSON:
-			if err := printJSONLine(out, device.Raw); err != nil {
+			if err := printJSONLine(out, answer.Raw); err != nil {
 				return err
 			}
 			continue
@@ -139,7 +138,7 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 	case d.CSV:
 		sheet.Flush()
 		err = sheet.Error()
-	case len(rows) == 1 && filter == (apiclient.DeviceFilter{}):
+	case len(rows) == 1 && len(filter) == 0:
 		_, err = fmt.Fprintln(out, "no devices yet; `fleetd doctor` shows the OTA URL to type into one")
 	case len(rows) == 1:
 		_, err = fmt.Fprintln(out, "no device matches")
@@ -156,7 +155,7 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 var deviceColumns = []string{"id", "name", "state", "offline_reason", "offline_since", "transport", "node", "board", "firmware",
 	"tools", "catalog_state", "first_seen", "last_seen", "labels"}
 
-func deviceCells(d apiclient.Device) []string {
+func deviceCells(d api.Device) []string {
 	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, csvTime(d.OfflineSince.Time), d.Transport, d.Node, d.Board, d.Firmware,
 		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, csvTime(d.FirstSeen.Time), csvTime(d.LastSeen.Time), labelsText(d.Labels)}
 	for i, cell := range cells {
@@ -191,7 +190,7 @@ func labelsText(labels map[string]string) string {
 }
 
 // stateCell is the state, and why the device is offline.
-func stateCell(d apiclient.Device) string {
+func stateCell(d api.Device) string {
 	if d.State == "offline" && d.OfflineReason != "" {
 		return "offline (" + d.OfflineReason + ")"
 	}
@@ -199,7 +198,7 @@ func stateCell(d apiclient.Device) string {
 }
 
 // toolsCell is the number of tools, and why it may not be right.
-func toolsCell(d apiclient.Device) string {
+func toolsCell(d api.Device) string {
 	switch d.MCP.CatalogState {
 	case "ready":
 	case "stale":
@@ -214,7 +213,7 @@ func toolsCell(d apiclient.Device) string {
 }
 
 // seenCell is when the device was last seen. A watcher gets the time itself: an age would change at every look.
-func (d *devicesListCmd) seenCell(device apiclient.Device, now time.Time) string {
+func (d *devicesListCmd) seenCell(device api.Device, now time.Time) string {
 	switch {
 	case device.State == "online":
 		return "now"
@@ -231,9 +230,8 @@ type approveCmd struct {
 }
 
 // Run approves.
-func (cmd *approveCmd) Run(ctx context.Context, a *app) error {
-	approve := func(c *apiclient.Client, ctx context.Context, id string) error { return c.Approve(ctx, id, cmd.Client) }
-	return a.change(ctx, cmd.clientFlags, approve, cmd.Device, "approved; it takes effect at its next OTA check")
+func (cmd *approveCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.Device, "approved; it takes effect at its next OTA check", c.Approve(ctx, cmd.Device, cmd.Client))
 }
 
 type refuseCmd struct {
@@ -243,9 +241,8 @@ type refuseCmd struct {
 }
 
 // Run refuses.
-func (cmd *refuseCmd) Run(ctx context.Context, a *app) error {
-	refuse := func(c *apiclient.Client, ctx context.Context, id string) error { return c.Refuse(ctx, id, cmd.Client) }
-	return a.change(ctx, cmd.clientFlags, refuse, cmd.Device, "keeps its client; "+cleantext.Line(cmd.Client)+" is refused")
+func (cmd *refuseCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.Device, "keeps its client; "+cleantext.Line(cmd.Client)+" is refused", c.Do(ctx, http.MethodDelete, nil, "devices", cmd.Device, "clients", cmd.Client))
 }
 
 type revokeCmd struct {
@@ -254,8 +251,9 @@ type revokeCmd struct {
 }
 
 // Run revokes.
-func (cmd *revokeCmd) Run(ctx context.Context, a *app) error {
-	return a.revoke(ctx, cmd.clientFlags, (*apiclient.Client).Revoke, cmd.Device, "it waits for approval from its next OTA check on")
+func (cmd *revokeCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	r, err := c.Revoke(ctx, cmd.Device)
+	return a.change(cmd.Device, revokedText(r)+"; it waits for approval from its next OTA check on", err)
 }
 
 type forgetCmd struct {
@@ -264,41 +262,22 @@ type forgetCmd struct {
 }
 
 // Run forgets.
-func (cmd *forgetCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Forget, cmd.Device, "forgotten")
+func (cmd *forgetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.Device, "forgotten", c.Forget(ctx, cmd.Device))
 }
 
-// change does one thing to one device and prints that.
-func (a *app) change(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) error, device, done string) error {
-	c, err := flags.client(a)
-	if err != nil {
-		return err
+// change prints what was done to a device or to something else with a name, unless that failed.
+func (a *app) change(name, done string, err error) error {
+	if err == nil {
+		_, err = fmt.Fprintf(a.stdout, "%s %s\n", cleantext.Line(name), done)
 	}
-	if err := do(c, ctx, device); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "%s %s\n", cleantext.Line(device), done)
-	return nil
-}
-
-// revoke ends a device's credentials or a key, and prints how far that is. A revocation that is not recorded yet is in
-// force all the same, so it is a success.
-func (a *app) revoke(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) (api.Revocation, error), name, then string) error {
-	c, err := flags.client(a)
-	if err != nil {
-		return err
-	}
-	r, err := do(c, ctx, name)
-	if err != nil {
-		return err
-	}
-	text := cleantext.Line(name) + " revoked"
-	if !r.Recorded {
-		text += " on " + count(len(r.Nodes), "node") + " (" + cleantext.Line(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
-	}
-	if then != "" {
-		text += "; " + then
-	}
-	_, err = fmt.Fprintln(a.stdout, text)
 	return err
+}
+
+// revokedText is how far a revocation is. One that is not recorded yet is in force all the same, so it is a success.
+func revokedText(r api.Revocation) string {
+	if r.Recorded {
+		return "revoked"
+	}
+	return "revoked on " + count(len(r.Nodes), "node") + " (" + cleantext.Line(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
 }

@@ -47,11 +47,7 @@ type doctorCmd struct {
 var errStranding = exitError{errors.New("devices cannot work with these settings; see the errors above"), exitRefused}
 
 // Run prints what a device receives and what is wrong with it.
-func (d *doctorCmd) Run(ctx context.Context, a *app) error {
-	c, err := d.client(a)
-	if err != nil {
-		return err
-	}
+func (d *doctorCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	asked := a.now()
 	diagnosis, err := c.Diagnose(ctx, d.MAC)
 	if err != nil {

@@ -77,7 +77,7 @@ func parseLabels(texts []string) (map[string]*string, error) {
 
 // editDevice changes one device.
 func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
-	patched, err := c.Patch(ctx, cmd.Target, apiclient.DevicePatch{Name: cmd.Name, Labels: labels, TransportWanted: cmd.Transport, IfMatch: cmd.IfMatch})
+	patched, err := c.Patch(ctx, cmd.Target, api.DeviceEdit{Name: cmd.Name, Labels: labels, TransportWanted: cmd.Transport}, cmd.IfMatch)
 	if isStale(err) {
 		return exitError{fmt.Errorf("%s is no longer at revision %d; nothing was changed: %w", cmd.Target, cmd.IfMatch, err), exitRefused}
 	}
@@ -101,7 +101,7 @@ func isStale(err error) bool {
 // editSelection changes all devices of a selection, with a question before it changes more than one.
 func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
 	if !cmd.Yes {
-		counts, err := c.Fleet(ctx, cmd.Target)
+		counts, err := apiclient.Get[api.FleetCounts](ctx, c, apiclient.Query{"select": cmd.Target}, "fleet")
 		if err != nil {
 			return err
 		}

@@ -39,26 +39,18 @@ type explainCmd struct {
 	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
 	Select  string `help:"With --offline: only these devices, such as room=lab." placeholder:"SELECT"`
 	Unknown bool   `name:"strangers" help:"Unknown devices: their OTA checks and connections." xor:"what"`
-	JSON    bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // Run prints why.
-func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
+func (cmd *explainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	switch {
-	case err != nil:
-		return err
 	case cmd.Offline == (cmd.Target != "") && !cmd.Unknown, cmd.Unknown && cmd.Target != "":
 		return failed("give a device, a call, --offline or --strangers")
 	case cmd.Select != "" && !cmd.Offline:
 		return failed("--select is for --offline")
 	case cmd.Unknown:
-		r, err := c.Refusals(ctx)
-		if err != nil {
-			return err
-		}
-		return printLog(a, r, cmd.JSON, true)
+		return printLog(ctx, a, c, cmd.JSON, true, apiclient.Query{"limit": "1000"}, "refusals")
 	case cmd.Offline:
 		return cmd.offline(ctx, a, c)
 	}
@@ -69,9 +61,9 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
 	if cmd.JSON {
 		err = printJSON(a.stdout, e.Raw)
 	} else {
-		err = printExplanation(a, e)
+		err = printExplanation(a, e.Value)
 	}
-	return cmp.Or(err, statusOf(e.Well, e.Cause))
+	return cmp.Or(err, statusOf(e.Value.Well, e.Value.Cause))
 }
 
 // statusOf returns the exit status of an explanation; nil if nothing is wrong.
@@ -86,22 +78,25 @@ func statusOf(well bool, cause string) error {
 }
 
 // explain explains a call, if the name can be one of a call and is, else a device.
-func explain(ctx context.Context, c *apiclient.Client, target string) (apiclient.Why, error) {
+func explain(ctx context.Context, c *apiclient.Client, target string) (apiclient.Answer[api.Why], error) {
+	why := func(kind string) (apiclient.Answer[api.Why], error) {
+		return apiclient.Get[apiclient.Answer[api.Why]](ctx, c, nil, kind, target, "explain")
+	}
 	if callID.MatchString(target) {
-		e, err := c.ExplainCall(ctx, target)
+		e, err := why("calls")
 		var problem *apiclient.Problem
 		if !errors.As(err, &problem) || problem.Code != "not_found" {
 			return e, err
 		}
-		if d, deviceErr := c.ExplainDevice(ctx, target); deviceErr == nil && d.State != "unknown" {
+		if d, deviceErr := why("devices"); deviceErr == nil && d.Value.State != "unknown" {
 			return d, nil
 		}
 		return e, err
 	}
-	return c.ExplainDevice(ctx, target)
+	return why("devices")
 }
 
-func printExplanation(a *app, e apiclient.Why) error {
+func printExplanation(a *app, e api.Why) error {
 	certain := ""
 	if !e.Certain {
 		certain = " (not certain: it fits best)"
@@ -158,15 +153,15 @@ func (cmd *explainCmd) offline(ctx context.Context, a *app, c *apiclient.Client)
 	groups := map[string]*causeGroup{}
 	var missing []string
 	done := 0
-	for page, err := range c.ExplainOffline(ctx, cmd.Select) {
+	next := func(page apiclient.Answer[api.OfflineCauses]) string { return page.Value.NextCursor }
+	for answer, err := range apiclient.Pages(ctx, c, next, apiclient.Query{"select": cmd.Select}, "explain") {
+		if err == nil && cmd.JSON {
+			err = printJSONLine(a.stdout, answer.Raw)
+		}
 		if err != nil {
 			return err
 		}
-		if cmd.JSON {
-			if err := printJSONLine(a.stdout, page.Raw); err != nil {
-				return err
-			}
-		}
+		page := answer.Value
 		for _, g := range page.Groups {
 			group := groups[g.Cause]
 			if group == nil {
@@ -225,27 +220,21 @@ type logCmd struct {
 	Before string `help:"Only earlier records: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
 	Cursor string `help:"next_cursor of the page before, from --json." placeholder:"CURSOR"`
 	Limit  int    `default:"50" help:"At most this many, up to 1000."`
-	JSON   bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // Run prints what happened to a device, newest first.
-func (cmd *logCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	r, err := c.DeviceLog(ctx, cmd.Device, apiclient.LogQuery{Kind: cmd.Kind, Before: cmd.Before, Cursor: cmd.Cursor, Limit: cmd.Limit})
-	if err != nil {
-		return err
-	}
-	return printLog(a, r, cmd.JSON, false)
+func (cmd *logCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	query := apiclient.Query{"kind": cmd.Kind, "before": cmd.Before, "cursor": cmd.Cursor, "limit": strconv.Itoa(cmd.Limit)}
+	return printLog(ctx, a, c, cmd.JSON, false, query, "devices", cmd.Device, "log")
 }
 
-func printLog(a *app, r apiclient.Log, asJSON, devices bool) error {
-	if asJSON {
-		return printJSON(a.stdout, r.Raw)
-	}
+// printLog prints the log at a path.
+func printLog(ctx context.Context, a *app, c *apiclient.Client, asJSON, devices bool, query apiclient.Query, path ...string) error {
+	return printAnswer(ctx, a, c, asJSON, func(r api.Log) error { return logTable(a, r, devices) }, query, path...)
+}
+
+func logTable(a *app, r api.Log, devices bool) error {
 	rows := [][]string{{"TIME", "NODE", "KIND", "CAUSE", "DETAIL"}}
 	if devices {
 		rows[0] = slices.Insert(rows[0], 2, "DEVICE")

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
@@ -20,28 +21,20 @@ const shownValues = 15
 const otherValues = "other"
 
 type fleetCmd struct {
-	Select string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
-	Since  string `help:"Show figures over time instead, of the whole fleet: from a duration back such as 24h, a date or a time; at most 7 days." placeholder:"24h|TIME"`
-	JSON   bool   `name:"json" help:"Print the server's JSON, with all values."`
-	clientFlags
+	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
+	Since     string `help:"Show figures over time instead, of the whole fleet: from a duration back such as 24h, a date or a time; at most 7 days." placeholder:"24h|TIME"`
+	jsonFlags `set:"per=, with all values"`
 }
 
 // Run prints the counts, or the figures over time.
-func (cmd *fleetCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *fleetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Since != "" {
 		return cmd.history(ctx, a, c)
 	}
-	counts, err := c.Fleet(ctx, cmd.Select)
-	if err != nil {
-		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, counts.Raw)
-	}
+	return printAnswer(ctx, a, c, cmd.JSON, a.printCounts, apiclient.Query{"select": cmd.Select}, "fleet")
+}
+
+func (a *app) printCounts(counts api.FleetCounts) error {
 	head := devicesText(counts.Total)
 	if !counts.AsOf.IsZero() {
 		head += ", counted " + counts.AsOf.UTC().Format(time.RFC3339)
@@ -96,10 +89,9 @@ func frequent(values map[string]int64) []valueCount {
 }
 
 type changesCmd struct {
-	Device string `arg:"" optional:"" help:"Only decisions about this device."`
-	Since  string `help:"Only what came after a revision, a duration back such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
-	JSON   bool   `name:"json" help:"Print the server's JSON, one change per line."`
-	clientFlags
+	Device    string `arg:"" optional:"" help:"Only decisions about this device."`
+	Since     string `help:"Only what came after a revision, a duration back such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
+	jsonFlags `set:"per=, one change per line"`
 }
 
 // Run prints the log, oldest first.
@@ -116,7 +108,11 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	changes := c.Changes(ctx, cmd.Device, since)
+	path := []string{"changes"}
+	if cmd.Device != "" {
+		path = []string{"devices", cmd.Device, "changes"}
+	}
+	changes := apiclient.List[apiclient.Answer[api.Change]](ctx, c, apiclient.Query{"since": since}, path...)
 	if cmd.Device != "" { // the server has those of one device newest first
 		var err error
 		if changes, err = reversed(changes); err != nil {
@@ -130,7 +126,7 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
 		if cmd.JSON {
 			err = printJSONLine(a.stdout, change.Raw)
 		} else {
-			err = printChange(a, change)
+			err = printChange(a, change.Value)
 		}
 		if err != nil {
 			return failed("write: %w", err)
@@ -141,23 +137,17 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
 
 // reversed reads a list to its end and turns it around.
 func reversed[T any](list iter.Seq2[T, error]) (iter.Seq2[T, error], error) {
-	var all []T
-	for item, err := range list {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, item)
-	}
+	all, err := apiclient.Collect(list)
 	return func(yield func(T, error) bool) {
 		for _, item := range slices.Backward(all) {
 			if !yield(item, nil) {
 				return
 			}
 		}
-	}, nil
+	}, err
 }
 
-func printChange(a *app, x apiclient.Change) error {
+func printChange(a *app, x api.Change) error {
 	value := compact(x.Value)
 	if len(x.Value) == 0 || value == "null" {
 		value = "(removed)"

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -237,41 +238,46 @@ func (f *jobFlags) start(ctx context.Context, a *app, spec api.NewJob) error {
 	if err != nil {
 		return err
 	}
-	plan, err := c.PlanJob(ctx, spec)
+	create := apiclient.Request{Method: http.MethodPost, Path: []string{"jobs"}, Body: spec}
+	dry := create
+	dry.Query, dry.Timeout = apiclient.Query{"dry_run": "true"}, apiclient.LongestCall
+	if f.DryRun {
+		return printSent(ctx, a, c, f.JSON, a.printPlan, dry)
+	}
+	plan, err := apiclient.Send[api.JobPlan](ctx, c, dry)
 	switch {
 	case err != nil:
 		return err
-	case f.DryRun && f.JSON:
-		return printJSON(a.stdout, plan.Raw)
-	case f.DryRun:
-		return printPlan(a, plan)
 	case plan.Devices == 0 && spec.Select != "" && f.Key == "" && !f.Follow && (spec.When == nil || spec.When.At.IsZero() && spec.When.Cron == ""):
 		return exitError{fmt.Errorf("no device matches %s; nothing was started (with --follow, --at or --cron a job waits for devices that come to match)", spec.Select), exitRefused}
 	}
 	for _, no := range plan.Refusals {
 		fmt.Fprintf(a.stderr, "fleetd: %s will be refused: %s\n", devicesText(no.Count), cleantext.Line(no.Detail)) // devices sent parts of it
 	}
-	if plan.Devices > 1 && !f.Yes && !a.confirmed(planQuestion(&plan.JobPlan)) {
-		return exitError{fmt.Errorf("%s; nothing was started: add --yes to start it, --dry-run to see more", planText(&plan.JobPlan)), exitRefused}
+	if plan.Devices > 1 && !f.Yes && !a.confirmed(planQuestion(&plan)) {
+		return exitError{fmt.Errorf("%s; nothing was started: add --yes to start it, --dry-run to see more", planText(&plan)), exitRefused}
 	}
-	j, err := c.CreateJob(ctx, spec, f.Key)
+	create.Header = apiclient.IdempotencyKey(f.Key)
+	made, err := apiclient.Send[apiclient.Answer[api.Job]](ctx, c, create)
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
 		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", cleantext.Line(problem.Rule()))) {
 			return exitError{fmt.Errorf("the job needs a yes (rule %s); nothing was started: add --yes to confirm it", problem.Rule()), exitRefused}
 		}
 		spec.Confirmation = problem.Confirmation()
-		j, err = c.CreateJob(ctx, spec, f.Key)
+		create.Body = spec
+		made, err = apiclient.Send[apiclient.Answer[api.Job]](ctx, c, create)
 	}
 	if err != nil {
 		return err
 	}
+	j := made.Value
 	if f.Watch {
 		return a.followJob(ctx, c, j.ID, f.JSON)
 	}
 	if f.JSON {
-		return printJSON(a.stdout, j.Raw)
+		return printJSON(a.stdout, made.Raw)
 	}
-	_, err = fmt.Fprintf(a.stdout, "job %s is %s; follow it with `fleetd jobs %s --watch`\n", j.ID, stateText(&j.Job), j.ID)
+	_, err = fmt.Fprintf(a.stdout, "job %s is %s; follow it with `fleetd jobs %s --watch`\n", j.ID, stateText(&j), j.ID)
 	return err
 }
 
@@ -286,7 +292,7 @@ func planText(p *api.JobPlan) string {
 
 func planQuestion(p *api.JobPlan) string { return "This job is for " + planText(p) + ". Start it?" }
 
-func printPlan(a *app, p apiclient.JobPlan) error {
+func (a *app) printPlan(p api.JobPlan) error {
 	rows := [][]string{{"devices", fmt.Sprintf("%d, %d connected", p.Devices, p.Online)}, {"action", actionText(&p.Spec.Action)},
 		{"at risk", fmt.Sprintf("%d can fail or get lost before it halts by itself", p.AtRisk)}}
 	if p.Estimated != "" {
@@ -315,7 +321,7 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 	var shown string
 	began, first := a.now(), int64(-1)
 	for {
-		j, err := c.Job(ctx, id)
+		answer, err := apiclient.Get[apiclient.Answer[api.Job]](ctx, c, nil, "jobs", id)
 		if ctx.Err() != nil {
 			a.endLine(shown)
 			fmt.Fprintf(a.stderr, "the job goes on; follow it with `fleetd jobs %s --watch`, end it with `fleetd jobs cancel %s`\n", id, id)
@@ -325,15 +331,16 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 			a.endLine(shown)
 			return err
 		}
+		j := answer.Value
 		done := j.Counts.Total - j.Counts.Waiting - j.Counts.Running
 		if first < 0 {
 			first = done
 		}
-		line := fmt.Sprintf("job %s %s: %s%s", j.ID, stateText(&j.Job), countsText(&j.Counts), speedText(done-first, j.Counts.Total-done, a.now().Sub(began)))
+		line := fmt.Sprintf("job %s %s: %s%s", j.ID, stateText(&j), countsText(&j.Counts), speedText(done-first, j.Counts.Total-done, a.now().Sub(began)))
 		changed := withoutSpeed(line) != withoutSpeed(shown)
 		switch {
 		case asJSON && changed:
-			err = printJSONLine(a.stdout, j.Raw)
+			err = printJSONLine(a.stdout, answer.Raw)
 		case asJSON:
 		case a.columns > 0:
 			_, err = fmt.Fprintf(a.stdout, "\r\x1b[K%s", clipLine(line, a.columns-1))
@@ -349,7 +356,7 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 			if !asJSON {
 				a.endLine(shown)
 			}
-			return jobExit(&j.Job)
+			return jobExit(&j)
 		}
 		select {
 		case <-ctx.Done():

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -30,21 +31,17 @@ type jobsCmd struct {
 }
 
 type jobsListCmd struct {
-	Job    string `arg:"" optional:"" help:"Id of a job, or last: the newest one."`
-	State  string `help:"Only jobs in this state." placeholder:"STATE" values:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Device string `help:"Only jobs with a task for this device." placeholder:"DEVICE"`
-	Watch  bool   `help:"Follow the job until it ends; the list, until Ctrl-C."`
-	JSON   bool   `name:"json" help:"Print the server's JSON, one job per line."`
-	clientFlags
+	Job       string `arg:"" optional:"" help:"Id of a job, or last: the newest one."`
+	State     string `help:"Only jobs in this state." placeholder:"STATE" values:"scheduled,preparing,running,paused,halted,done,cancelled"`
+	Device    string `help:"Only jobs with a task for this device." placeholder:"DEVICE"`
+	Watch     bool   `help:"Follow the job until it ends; the list, until Ctrl-C."`
+	jsonFlags `set:"per=, one job per line"`
 }
 
 // Run prints the jobs, or one.
-func (cmd *jobsListCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *jobsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Job != "" {
+		var err error
 		if cmd.Job, err = jobID(ctx, c, cmd.Job); err != nil {
 			return err
 		}
@@ -78,18 +75,16 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app) error {
 
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	rows := [][]string{{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}}
-	for j, err := range c.Jobs(ctx, cmd.State, cmd.Device) {
+	for answer, err := range apiclient.List[apiclient.Answer[api.Job]](ctx, c, apiclient.Query{"state": cmd.State, "device": cmd.Device}, "jobs") {
+		if err == nil && cmd.JSON {
+			err = printJSONLine(out, answer.Raw)
+		}
 		if err != nil {
 			return err
 		}
-		if cmd.JSON {
-			if err := printJSONLine(out, j.Raw); err != nil {
-				return err
-			}
-			continue
-		}
+		j := answer.Value
 		n := j.Counts
-		rows = append(rows, []string{j.ID, stateText(&j.Job), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
+		rows = append(rows, []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
 			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy})
 	}
 	if cmd.JSON {
@@ -107,14 +102,11 @@ func (cmd *jobsListCmd) show(ctx context.Context, a *app, c *apiclient.Client) e
 	if cmd.Watch {
 		return a.followJob(ctx, c, cmd.Job, cmd.JSON)
 	}
-	j, err := c.Job(ctx, cmd.Job)
-	if err != nil {
-		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, j.Raw)
-	}
-	rows := [][]string{{"job", j.ID}, {"state", stateText(&j.Job)}, {"action", actionText(&j.Spec.Action)}, {"devices", selectionText(&j.Spec)},
+	return printAnswer(ctx, a, c, cmd.JSON, a.printJob, nil, "jobs", cmd.Job)
+}
+
+func (a *app) printJob(j api.Job) error {
+	rows := [][]string{{"job", j.ID}, {"state", stateText(&j)}, {"action", actionText(&j.Spec.Action)}, {"devices", selectionText(&j.Spec)},
 		{"tasks", countsText(&j.Counts)}, {"created", j.CreatedAt.UTC().Format(time.RFC3339) + " by " + cmp.Or(j.CreatedBy, "-")}}
 	add := func(name, value string) {
 		if value != "" {
@@ -253,7 +245,7 @@ func jobID(ctx context.Context, c *apiclient.Client, name string) (string, error
 	if name != lastJob {
 		return name, nil
 	}
-	for j, err := range c.Jobs(ctx, "", "") { // the newest comes first
+	for j, err := range apiclient.List[api.Job](ctx, c, nil, "jobs") { // the newest comes first
 		return j.ID, err
 	}
 	return "", exitError{errors.New("there are no jobs; `fleetd jobs run SELECT TOOL` starts one"), exitRefused}
@@ -261,37 +253,27 @@ func jobID(ctx context.Context, c *apiclient.Client, name string) (string, error
 
 // jobVerb is a command that changes one job.
 type jobVerb struct {
-	Job  string `arg:"" help:"Id of the job, or last: the newest one."`
-	JSON bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	Job string `arg:"" help:"Id of the job, or last: the newest one."`
+	jsonFlags
 }
 
-func (cmd *jobVerb) do(ctx context.Context, a *app, verb, reason string, outcomes []string) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *jobVerb) do(ctx context.Context, a *app, c *apiclient.Client, verb, reason string, outcomes []string) error {
 	id, err := jobID(ctx, c, cmd.Job)
 	if err != nil {
 		return err
 	}
-	j, err := c.DoJob(ctx, id, verb, reason, outcomes)
-	if err != nil {
+	return printSent(ctx, a, c, cmd.JSON, func(j api.Job) error {
+		hint := ""
+		switch {
+		case verb != "retry":
+		case j.State == "halted" || j.State == "paused":
+			hint = fmt.Sprintf("; `fleetd jobs resume %s` continues it", j.ID)
+		case j.State == "done":
+			hint = fmt.Sprintf("; no task is %s: nothing is repeated", strings.Join(outcomes, " or "))
+		}
+		_, err := fmt.Fprintf(a.stdout, "job %s is %s; %s%s\n", j.ID, stateText(&j), countsText(&j.Counts), hint)
 		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, j.Raw)
-	}
-	hint := ""
-	switch {
-	case verb != "retry":
-	case j.State == "halted" || j.State == "paused":
-		hint = fmt.Sprintf("; `fleetd jobs resume %s` continues it", j.ID)
-	case j.State == "done":
-		hint = fmt.Sprintf("; no task is %s: nothing is repeated", strings.Join(outcomes, " or "))
-	}
-	_, err = fmt.Fprintf(a.stdout, "job %s is %s; %s%s\n", j.ID, stateText(&j.Job), countsText(&j.Counts), hint)
-	return err
+	}, apiclient.JobVerb(id, verb, reason, outcomes))
 }
 
 type jobsPauseCmd struct {
@@ -300,22 +282,22 @@ type jobsPauseCmd struct {
 }
 
 // Run pauses the job.
-func (cmd *jobsPauseCmd) Run(ctx context.Context, a *app) error {
-	return cmd.do(ctx, a, "pause", cmd.Reason, nil)
+func (cmd *jobsPauseCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return cmd.do(ctx, a, c, "pause", cmd.Reason, nil)
 }
 
 type jobsResumeCmd struct{ jobVerb }
 
 // Run resumes the job.
-func (cmd *jobsResumeCmd) Run(ctx context.Context, a *app) error {
-	return cmd.do(ctx, a, "resume", "", nil)
+func (cmd *jobsResumeCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return cmd.do(ctx, a, c, "resume", "", nil)
 }
 
 type jobsCancelCmd struct{ jobVerb }
 
 // Run cancels the job.
-func (cmd *jobsCancelCmd) Run(ctx context.Context, a *app) error {
-	return cmd.do(ctx, a, "cancel", "", nil)
+func (cmd *jobsCancelCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return cmd.do(ctx, a, c, "cancel", "", nil)
 }
 
 type jobsRetryCmd struct {
@@ -324,15 +306,15 @@ type jobsRetryCmd struct {
 }
 
 // Run repeats tasks.
-func (cmd *jobsRetryCmd) Run(ctx context.Context, a *app) error {
-	return cmd.do(ctx, a, "retry", "", cmd.Outcome)
+func (cmd *jobsRetryCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return cmd.do(ctx, a, c, "retry", "", cmd.Outcome)
 }
 
 type jobsAdvanceCmd struct{ jobVerb }
 
 // Run opens the next stage.
-func (cmd *jobsAdvanceCmd) Run(ctx context.Context, a *app) error {
-	return cmd.do(ctx, a, "advance", "", nil)
+func (cmd *jobsAdvanceCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return cmd.do(ctx, a, c, "advance", "", nil)
 }
 
 type jobsReportCmd struct {
@@ -354,48 +336,43 @@ func (cmd *jobsReportCmd) Run(ctx context.Context, a *app) error {
 	if cmd.Job, err = jobID(ctx, c, cmd.Job); err != nil {
 		return err
 	}
-	if cmd.Output == "" {
-		_, err := c.JobReport(ctx, cmd.Job, cmd.Format, a.stdout)
-		return err
-	}
-	return a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.JobReport(ctx, cmd.Job, cmd.Format, w) })
+	return a.save(cmd.Output, func(w io.Writer) (int64, error) {
+		return c.Download(ctx, w, apiclient.Query{"format": cmd.Format}, "jobs", cmd.Job, "report")
+	})
 }
 
 type queueCmd struct {
-	Device string `arg:"" help:"Device id."`
-	Cancel string `help:"Cancel the waiting task of this job; last is the newest." placeholder:"JOB"`
-	JSON   bool   `name:"json" help:"Print the server's JSON, one task per line."`
-	clientFlags
+	Device    string `arg:"" help:"Device id."`
+	Cancel    string `help:"Cancel the waiting task of this job; last is the newest." placeholder:"JOB"`
+	jsonFlags `set:"per=, one task per line"`
 }
 
 // Run prints what waits for a device.
-func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *queueCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Cancel != "" {
+		var err error
 		if cmd.Cancel, err = jobID(ctx, c, cmd.Cancel); err != nil {
 			return err
 		}
-		if err := c.CancelTask(ctx, cmd.Device, cmd.Cancel); err != nil {
+		if err := c.Do(ctx, http.MethodPost, nil, "devices", cmd.Device, "tasks", cmd.Cancel, "cancel"); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, cleantext.Line(cmd.Device))
+		_, err = fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, cleantext.Line(cmd.Device))
 		return err
 	}
-	queue, err := c.Queue(ctx, cmd.Device)
+	queue, err := apiclient.Get[api.List[apiclient.Answer[api.Task]]](ctx, c, nil, "devices", cmd.Device, "tasks")
 	if err != nil {
 		return err
 	}
 	rows := [][]string{{"JOB", "STATE", "WAITS FOR", "DUE", "ATTEMPT", "ACTION"}}
-	for _, t := range queue {
+	for _, answer := range queue.Items {
 		if cmd.JSON {
-			if err := printJSONLine(a.stdout, t.Raw); err != nil {
+			if err := printJSONLine(a.stdout, answer.Raw); err != nil {
 				return err
 			}
 			continue
 		}
+		t := answer.Value
 		j, err := c.Job(ctx, t.Job)
 		if err != nil {
 			return err

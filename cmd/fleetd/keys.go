@@ -75,37 +75,15 @@ func moment(text string, now time.Time, sign int) (time.Time, error) {
 }
 
 type keysListCmd struct {
-	JSON bool `name:"json" help:"Print the server's JSON, one key per line."`
-	clientFlags
+	jsonFlags `set:"per=, one key per line"`
 }
 
 // Run prints the keys.
-func (cmd *keysListCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}}
-	for k, err := range c.Keys(ctx) {
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			if err := printJSONLine(a.stdout, k.Raw); err != nil {
-				return err
-			}
-			continue
-		}
-		rows = append(rows, []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)})
-	}
-	switch {
-	case cmd.JSON:
-		return nil
-	case len(rows) == 1:
-		fmt.Fprintln(a.stdout, "no keys yet; `fleetd keys create` makes one")
-		return nil
-	}
-	return a.table(a.stdout, "", rows)
+func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}
+	return printList(ctx, a, c, cmd.JSON, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
+		return []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
+	}, nil, "keys")
 }
 
 // expiry is when a key ends.
@@ -117,35 +95,26 @@ func expiry(at time.Time) string {
 }
 
 type keysShowCmd struct {
-	Key  string `arg:"" optional:"" help:"Id or name of a key; without it, the one that belongs to the token in use."`
-	JSON bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	Key string `arg:"" optional:"" help:"Id or name of a key; without it, the one that belongs to the token in use."`
+	jsonFlags
 }
 
 // Run prints one key.
-func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Key == "" {
-		self, err := c.Self(ctx)
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			return printJSON(a.stdout, self.Raw)
-		}
-		return aligned(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
-			{"Devices", cmp.Or(self.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires.Time)}}, 0)
+		return printAnswer(ctx, a, c, cmd.JSON, func(self api.Self) error {
+			return aligned(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
+				{"Devices", cmp.Or(self.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires.Time)}}, 0)
+		}, nil, "self")
 	}
-	k, err := findKey(ctx, c, cmd.Key)
+	found, err := findKey(ctx, c, cmd.Key)
 	if err != nil {
 		return err
 	}
 	if cmd.JSON {
-		return printJSON(a.stdout, k.Raw)
+		return printJSON(a.stdout, found.Raw)
 	}
+	k := found.Value
 	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
 		{"Devices", cmp.Or(k.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
 		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires.Time)}}
@@ -156,18 +125,18 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
 }
 
 // findKey returns the key of this id, else a valid one of this name, else the last one of this name.
-func findKey(ctx context.Context, c *apiclient.Client, name string) (found apiclient.Key, err error) {
-	for k, err := range c.Keys(ctx) {
+func findKey(ctx context.Context, c *apiclient.Client, name string) (found apiclient.Answer[api.Key], err error) {
+	for k, err := range apiclient.List[apiclient.Answer[api.Key]](ctx, c, nil, "keys") {
 		switch {
 		case err != nil:
 			return found, err
-		case k.ID == name:
+		case k.Value.ID == name:
 			return k, nil
-		case k.Name == name && (k.State == "valid" || found.State != "valid"):
+		case k.Value.Name == name && (k.Value.State == "valid" || found.Value.State != "valid"):
 			found = k
 		}
 	}
-	if found.ID == "" {
+	if found.Value.ID == "" {
 		return found, fmt.Errorf("no API key has the id or name %q", name)
 	}
 	return found, nil
@@ -179,6 +148,7 @@ type keysRevokeCmd struct {
 }
 
 // Run revokes.
-func (cmd *keysRevokeCmd) Run(ctx context.Context, a *app) error {
-	return a.revoke(ctx, cmd.clientFlags, (*apiclient.Client).RevokeKey, cmd.Key, "")
+func (cmd *keysRevokeCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	r, err := c.RevokeKey(ctx, cmd.Key)
+	return a.change(cmd.Key, revokedText(r), err)
 }

@@ -15,11 +15,7 @@ type mcpCmd struct {
 }
 
 // Run carries MCP between standard input and output and a node until the input ends.
-func (m *mcpCmd) Run(ctx context.Context, a *app) error {
-	c, err := m.client(a)
-	if err != nil {
-		return err
-	}
+func (m *mcpCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	note := func(err error) { fmt.Fprintln(a.stderr, "fleetd: "+cleantext.Line(err.Error())) }
 	return c.BridgeMCP(ctx, apiclient.MCPPath(m.Device), os.Stdin, a.stdout, note)
 }

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 	"fleetd/internal/config"
@@ -16,33 +18,14 @@ import (
 const healthTime = 2 * time.Second
 
 type nodesCmd struct {
-	JSON bool `name:"json" help:"Print the server's JSON, one node per line."`
-	clientFlags
+	jsonFlags `set:"per=, one node per line"`
 }
 
 // Run prints the nodes.
-func (cmd *nodesCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"NAME", "VERSION", "DEVICES", "STARTED", "API"}}
-	for n, err := range c.Nodes(ctx) {
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			if err := printJSONLine(a.stdout, n.Raw); err != nil {
-				return err
-			}
-			continue
-		}
-		rows = append(rows, []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), ago(n.Started.Time, a.now()), cmp.Or(n.API, "-")})
-	}
-	if cmd.JSON {
-		return nil
-	}
-	return a.table(a.stdout, "", rows)
+func (cmd *nodesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return printList(ctx, a, c, cmd.JSON, []string{"NAME", "VERSION", "DEVICES", "STARTED", "API"}, "", func(n api.Node) []string {
+		return []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), ago(n.Started.Time, a.now()), cmp.Or(n.API, "-")}
+	}, nil, "nodes")
 }
 
 type logLevelCmd struct {
@@ -51,23 +34,19 @@ type logLevelCmd struct {
 }
 
 // Run shows or sets the level of the one node that the command talks to.
-func (cmd *logLevelCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *logLevelCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Level != "" {
-		if err := c.SetLogLevel(ctx, cmd.Level); err != nil {
+		if err := c.Do(ctx, http.MethodPut, api.LogLevel{Level: cmd.Level}, "log-level"); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintf(a.stdout, "the node logs at %s until it stops\n", cleantext.Line(cmd.Level))
 		return err
 	}
-	level, err := c.LogLevel(ctx)
+	level, err := apiclient.Get[api.LogLevel](ctx, c, nil, "log-level")
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(a.stdout, cleantext.Line(level))
+	_, err = fmt.Fprintln(a.stdout, cleantext.Line(level.Level))
 	return err
 }
 

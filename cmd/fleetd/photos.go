@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -22,57 +24,43 @@ type photosCmd struct {
 }
 
 type photosListCmd struct {
-	Device string `arg:"" optional:"" help:"Only photos of this device."`
-	Output string `short:"o" help:"Download them into this directory as ID.jpg; those that are there already are left out." placeholder:"DIR"`
-	JSON   bool   `name:"json" help:"Print the server's JSON, one photo per line."`
-	clientFlags
+	Device    string `arg:"" optional:"" help:"Only photos of this device."`
+	Output    string `short:"o" help:"Download them into this directory as ID.jpg; those that are there already are left out." placeholder:"DIR"`
+	jsonFlags `set:"per=, one photo per line"`
 }
 
 // Run prints the photos, or downloads them.
-func (cmd *photosListCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *photosListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Output != "" {
 		if err := os.MkdirAll(cmd.Output, 0o700); err != nil {
 			return failed("%w", err)
 		}
 	}
-	rows := [][]string{{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}}
-	for p, err := range c.Photos(ctx, cmd.Device) {
+	query := apiclient.Query{"device": cmd.Device}
+	if cmd.Output == "" {
+		return printList(ctx, a, c, cmd.JSON, []string{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}, "no photos", func(p api.Photo) []string {
+			return []string{p.ID, p.Device, p.TakenAt.UTC().Format(time.RFC3339), cmp.Or(p.Kind, "-"), sizeText(p.Bytes), cmp.Or(p.Question, "-")}
+		}, query, "photos")
+	}
+	for p, err := range apiclient.List[apiclient.Answer[api.Photo]](ctx, c, query, "photos") {
+		if err == nil {
+			err = cmd.download(ctx, a, c, p.Value)
+		}
+		if err == nil && cmd.JSON {
+			err = printJSONLine(a.stdout, p.Raw)
+		}
 		if err != nil {
 			return err
 		}
-		if cmd.Output != "" {
-			if err := cmd.download(ctx, a, c, p); err != nil {
-				return err
-			}
-		}
-		switch {
-		case cmd.JSON:
-			if err := printJSONLine(a.stdout, p.Raw); err != nil {
-				return err
-			}
-		case cmd.Output == "":
-			rows = append(rows, []string{p.ID, p.Device, p.TakenAt.UTC().Format(time.RFC3339), cmp.Or(p.Kind, "-"), sizeText(p.Bytes), cmp.Or(p.Question, "-")})
-		}
 	}
-	switch {
-	case cmd.JSON, cmd.Output != "":
-		return nil
-	case len(rows) == 1:
-		_, err := fmt.Fprintln(a.stdout, "no photos")
-		return err
-	}
-	return a.table(a.stdout, "", rows)
+	return nil
 }
 
 // photoName is what an id must look like to be the name of a file.
 var photoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]*$`)
 
 // download keeps one photo in the directory.
-func (cmd *photosListCmd) download(ctx context.Context, a *app, c *apiclient.Client, p apiclient.Photo) error {
+func (cmd *photosListCmd) download(ctx context.Context, a *app, c *apiclient.Client, p api.Photo) error {
 	if !photoName.MatchString(p.ID) {
 		return fmt.Errorf("the id %q of a photo cannot be a file name", p.ID)
 	}
@@ -98,11 +86,7 @@ type photosGetCmd struct {
 }
 
 // Run downloads one photo.
-func (cmd *photosGetCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *photosGetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	return a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.Photo(ctx, cmd.ID, w) })
 }
 
@@ -112,6 +96,6 @@ type photosDeleteCmd struct {
 }
 
 // Run deletes one photo.
-func (cmd *photosDeleteCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).DeletePhoto, cmd.ID, "deleted")
+func (cmd *photosDeleteCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.ID, "deleted", c.Do(ctx, http.MethodDelete, nil, "photos", cmd.ID))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
 
@@ -49,26 +50,11 @@ type policyView struct {
 }
 
 // Run prints the rules.
-func (cmd *policyShowCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	document, err := c.Policy(ctx)
-	if err != nil {
-		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, document)
-	}
-	var p policyView
-	if err := json.Unmarshal(document, &p); err != nil {
-		return fmt.Errorf("the server's answer is not a policy: %w", err)
-	}
-	return p.print(a)
+func (cmd *policyShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return printAnswer(ctx, a, c, cmd.JSON, a.printPolicy, nil, "policy")
 }
 
-func (p *policyView) print(a *app) error {
+func (a *app) printPolicy(p policyView) error {
 	w := a.stdout
 	switch {
 	case p.By != "":
@@ -133,13 +119,11 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	if given.Version == nil {
-		document, err := c.Policy(ctx)
+		current, err := apiclient.Get[policyView](ctx, c, nil, "policy")
 		if err != nil {
 			return err
 		}
-		if err := json.Unmarshal(document, &given); err != nil || given.Version == nil {
-			return fmt.Errorf("the server's answer is not a policy")
-		}
+		given.Version = &current.Version
 	}
 	document, err := c.SetPolicy(ctx, text, *given.Version)
 	if err != nil {
@@ -165,8 +149,7 @@ type policyExplainCmd struct {
 	Tool   string   `arg:"" help:"Name of the tool."`
 	Values []string `arg:"" optional:"" name:"key=value" help:"Arguments; key:=JSON passes JSON as it is."`
 	Via    string   `help:"The way in: rest, raw, nats, gateway, voice, mcp or job." default:"rest" placeholder:"WAY"`
-	JSON   bool     `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // Run prints which rule decides.
@@ -193,13 +176,19 @@ func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	x, err := c.Explain(ctx, cmd.Key, cmd.Device, cmd.Tool, cmd.Via, arguments)
-	if err != nil {
-		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, x.Raw)
-	}
+	query := apiclient.Query{"key": cmd.Key, "device": cmd.Device, "tool": cmd.Tool, "via": cmd.Via, "arguments": string(arguments)}
+	return printAnswer(ctx, a, c, cmd.JSON, a.printDecision, query, "policy", "explain")
+}
+
+// decision is what would become of a call.
+type decision struct {
+	Action, Rule, Detail string
+	Steps                []struct{ Rule, Action, Verdict, Why string }
+	Shared               bool
+	TTL                  string
+}
+
+func (a *app) printDecision(x decision) error {
 	fmt.Fprintf(a.stdout, "%s by %s\n", cleantext.Line(x.Action), cleantext.Line(x.Rule))
 	if x.Detail != "" {
 		fmt.Fprintln(a.stdout, cleantext.Line(x.Detail))
@@ -215,35 +204,12 @@ func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
 }
 
 type policyVersionsCmd struct {
-	JSON bool `name:"json" help:"Print the server's JSON, one version per line."`
-	clientFlags
+	jsonFlags `set:"per=, one version per line"`
 }
 
 // Run lists the versions.
-func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"VERSION", "CHANGED", "BY", "RULES"}}
-	for v, err := range c.PolicyVersions(ctx) {
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			if err := printJSONLine(a.stdout, v.Raw); err != nil {
-				return err
-			}
-			continue
-		}
-		rows = append(rows, []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)})
-	}
-	switch {
-	case cmd.JSON:
-		return nil
-	case len(rows) == 1:
-		fmt.Fprintln(a.stdout, "the rules were never changed")
-		return nil
-	}
-	return a.table(a.stdout, "", rows)
+func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return printList(ctx, a, c, cmd.JSON, []string{"VERSION", "CHANGED", "BY", "RULES"}, "the rules were never changed", func(v api.PolicyVersion) []string {
+		return []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)}
+	}, nil, "policy", "versions")
 }

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
 
@@ -25,18 +27,18 @@ func (cmd *rotateCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	who, rotate := "all devices", apiclient.Request{Method: http.MethodPost, Path: []string{"devices", "rotate"}, Body: api.Grace{Grace: cmd.Grace.String()}}
 	var after api.Credentials
 	if cmd.All {
-		after, err = c.RotateAll(ctx, cmd.Grace)
+		after, err = apiclient.Send[api.Credentials](ctx, c, rotate)
 	} else {
-		after, err = c.Rotate(ctx, cmd.Device, cmd.Grace)
+		who, rotate.Path = cleantext.Line(cmd.Device), []string{"devices", cmd.Device, "rotate"}
+		var d api.Device
+		d, err = apiclient.Send[api.Device](ctx, c, rotate)
+		after = d.Credentials
 	}
 	if err != nil {
 		return err
-	}
-	who := "all devices"
-	if !cmd.All {
-		who = cleantext.Line(cmd.Device)
 	}
 	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check, so restart what does not restart by itself before %s\n",
 		who, after.Generation, after.PreviousUntil.UTC().Format(time.RFC3339))

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"fleetd/internal/api"
@@ -23,11 +24,7 @@ type secretRotateCmd struct {
 }
 
 // Run rotates, after a question.
-func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *secretRotateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	question := "Replace the fleet's secret? Every device needs an OTA check, which it makes when it boots, before " +
 		a.now().Add(cmd.Grace).UTC().Format(time.RFC3339) + ". The admin token ends at once."
 	if cmd.AdminOnly {
@@ -36,7 +33,11 @@ func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
 	if !cmd.Yes && !a.confirmed(question) {
 		return exitError{fmt.Errorf("nothing was done: add --yes to confirm it"), exitRefused}
 	}
-	r, err := c.RotateSecret(ctx, cmd.AdminOnly, cmd.Grace)
+	body := api.SecretRotation{AdminOnly: cmd.AdminOnly}
+	if !cmd.AdminOnly {
+		body.Grace = cmd.Grace.String()
+	}
+	r, err := apiclient.Send[api.RotatedSecret](ctx, c, apiclient.Request{Method: http.MethodPost, Path: []string{"secret", "rotate"}, Body: body})
 	if err != nil {
 		return err
 	}

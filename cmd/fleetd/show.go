@@ -13,28 +13,17 @@ import (
 
 type showCmd struct {
 	Device string `arg:"" help:"Device id."`
-	JSON   bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // Run prints one device.
-func (cmd *showCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	d, err := c.Device(ctx, cmd.Device)
-	if err != nil {
-		return err
-	}
-	if cmd.JSON {
-		return printJSON(a.stdout, d.Raw)
-	}
-	return aligned(a.stdout, "", deviceRows(d, a.now()), 0)
+func (cmd *showCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	show := func(d api.Device) error { return aligned(a.stdout, "", deviceRows(d, a.now()), 0) }
+	return printAnswer(ctx, a, c, cmd.JSON, show, nil, "devices", cmd.Device)
 }
 
 // deviceRows are the lines of one device. Lines that would say nothing are left out.
-func deviceRows(d apiclient.Device, now time.Time) [][]string {
+func deviceRows(d api.Device, now time.Time) [][]string {
 	rows := [][]string{{"Device", d.ID}, {"Name", cmp.Or(d.Name, "-")}, {"State", fullState(d, now)}}
 	add := func(name, value string) {
 		if value != "" {
@@ -84,7 +73,7 @@ func deviceRows(d apiclient.Device, now time.Time) [][]string {
 }
 
 // fullState is the state with its reason and its beginning.
-func fullState(d apiclient.Device, now time.Time) string {
+func fullState(d api.Device, now time.Time) string {
 	text, since := stateCell(d), d.OfflineSince
 	if d.State == "online" {
 		since = d.ConnectedAt

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
@@ -79,17 +80,15 @@ func (cmd *fleetCmd) history(ctx context.Context, a *app, c *apiclient.Client) e
 	if a.columns > 0 && !cmd.JSON {
 		step = drawnStep(now.Sub(since), min(max(a.columns-titleWidth-figureWidth, minDrawn), maxDrawn))
 	}
-	found, err := c.Stats(ctx, since, step)
-	if err != nil {
-		return err
+	query := apiclient.Query{"since": since.UTC().Format(time.RFC3339)}
+	if step > 0 {
+		query["step"] = step.String()
 	}
-	switch {
-	case cmd.JSON:
-		return printJSON(a.stdout, found.Raw)
-	case a.columns > 0:
-		return drawStats(a, found)
+	show := listStats
+	if a.columns > 0 {
+		show = drawStats
 	}
-	return listStats(a, found)
+	return printAnswer(ctx, a, c, cmd.JSON, func(s api.Stats) error { return show(a, s) }, query, "stats")
 }
 
 // drawnStep is the smallest step that the server takes with which a time has at most so many points.
@@ -103,7 +102,7 @@ func drawnStep(span time.Duration, points int) time.Duration {
 }
 
 // points adds up the series of a line; NaN is a gap.
-func (l statsLine) points(s apiclient.Stats) []float64 {
+func (l statsLine) points(s api.Stats) []float64 {
 	var sum []float64
 	for _, series := range s.Series {
 		if series.Name != l.series || len(l.values) > 0 && !slices.Contains(l.values, series.Value) {
@@ -131,7 +130,7 @@ func (l statsLine) text(n float64) string {
 }
 
 // statsHead names the time, the step and the nodes.
-func statsHead(s apiclient.Stats) string {
+func statsHead(s api.Stats) string {
 	head := fmt.Sprintf("%s to %s, step %s", s.Since.UTC().Format(time.RFC3339), s.Until.UTC().Format(time.RFC3339), time.Duration(s.Step)*time.Second)
 	if len(s.Nodes) > 0 {
 		head += ", nodes: " + strings.Join(s.Nodes, " ")
@@ -142,7 +141,7 @@ func statsHead(s apiclient.Stats) string {
 	return cleantext.Line(head)
 }
 
-func drawStats(a *app, s apiclient.Stats) error {
+func drawStats(a *app, s api.Stats) error {
 	var out strings.Builder
 	out.WriteString(statsHead(s) + "\n")
 	width := 0
@@ -190,7 +189,7 @@ func spark(points []float64, highest float64) string {
 	return string(line)
 }
 
-func listStats(a *app, s apiclient.Stats) error {
+func listStats(a *app, s api.Stats) error {
 	fmt.Fprintln(a.stderr, "fleetd: "+statsHead(s))
 	for _, start := range s.Starts {
 		fmt.Fprintln(a.stderr, "fleetd: node "+cmp.Or(cleantext.Line(start.Node), noFigure)+" started "+start.At.UTC().Format(time.RFC3339))

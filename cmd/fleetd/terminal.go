@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/text/width"
 
+	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
 
@@ -58,6 +60,47 @@ func printJSONLine(w io.Writer, document json.RawMessage) error {
 	}
 	_, err := fmt.Fprintf(w, "%s\n", safeJSON(out.Bytes()))
 	return err
+}
+
+// printAnswer prints what is at a path: with --json as the server sent it, else by show.
+func printAnswer[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON bool, show func(T) error, query apiclient.Query, path ...string) error {
+	return printSent(ctx, a, c, asJSON, show, apiclient.Request{Query: query, Path: path})
+}
+
+// printSent is printAnswer for any request.
+func printSent[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON bool, show func(T) error, r apiclient.Request) error {
+	answer, err := apiclient.Send[apiclient.Answer[T]](ctx, c, r)
+	switch {
+	case err != nil:
+		return err
+	case asJSON:
+		return printJSON(a.stdout, answer.Raw)
+	}
+	return show(answer.Value)
+}
+
+// printList prints the list at a path: with --json each element as the server sent it, else a table of cells, or none if it is empty.
+func printList[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON bool, head []string, none string, cells func(T) []string, query apiclient.Query, path ...string) error {
+	rows := [][]string{head}
+	for item, err := range apiclient.List[apiclient.Answer[T]](ctx, c, query, path...) {
+		if err == nil && asJSON {
+			err = printJSONLine(a.stdout, item.Raw)
+		}
+		if err != nil {
+			return err
+		}
+		if !asJSON {
+			rows = append(rows, cells(item.Value))
+		}
+	}
+	switch {
+	case asJSON:
+		return nil
+	case len(rows) == 1 && none != "":
+		_, err := fmt.Fprintln(a.stdout, none)
+		return err
+	}
+	return a.table(a.stdout, "", rows)
 }
 
 // narrowest is how far a column is cut on a narrow terminal, in cells of the terminal.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
@@ -16,23 +17,19 @@ import (
 type toolsCmd struct {
 	Device string `arg:"" help:"Device id."`
 	User   bool   `help:"Also list the tools that the device keeps for its user."`
-	JSON   bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags
+	jsonFlags
 }
 
 // Run prints the tools, each with its arguments.
-func (t *toolsCmd) Run(ctx context.Context, a *app) error {
-	c, err := t.client(a)
-	if err != nil {
-		return err
+func (t *toolsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	query := apiclient.Query{}
+	if t.User {
+		query["user"] = "true"
 	}
-	list, err := c.Tools(ctx, t.Device, t.User)
-	if err != nil {
-		return err
-	}
-	if t.JSON {
-		return printJSON(a.stdout, list.Raw)
-	}
+	return printAnswer(ctx, a, c, t.JSON, a.printTools, query, "devices", t.Device, "tools")
+}
+
+func (a *app) printTools(list api.ToolList) error {
 	if note := stateNote(list); note != "" {
 		fmt.Fprintln(a.stderr, "fleetd: "+note)
 	}
@@ -48,7 +45,7 @@ func (t *toolsCmd) Run(ctx context.Context, a *app) error {
 }
 
 // stateNote explains why a list may not be what the device has now.
-func stateNote(list apiclient.ToolList) string {
+func stateNote(list api.ToolList) string {
 	switch list.State {
 	case "stale":
 		return "these tools are known from before; the device has not confirmed them on its present connection"

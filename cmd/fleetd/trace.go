@@ -26,11 +26,7 @@ type traceCmd struct {
 }
 
 // Run prints the messages of a device until the time is over or it is interrupted, which ends the trace.
-func (cmd *traceCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *traceCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	started, err := c.StartTrace(ctx, cmd.Device, api.NewTrace{For: cmd.For, Payload: cmd.Payload})
 	if err != nil {
 		return err

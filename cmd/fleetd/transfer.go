@@ -127,7 +127,11 @@ func (cmd *exportCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	err = a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.ExportDevices(ctx, cmd.Select, format, cmd.Secrets, w) })
+	query := apiclient.Query{"format": format, "select": cmd.Select}
+	if cmd.Secrets {
+		query["secrets"] = "true"
+	}
+	err = a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.Download(ctx, w, query, "devices", "export") })
 	if err == nil && !cmd.Secrets {
 		fmt.Fprintln(a.stderr, "this export has no client_id: an import of it admits, for each device that it creates, the first client that comes with the device's id; --secrets includes them")
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 
 	"fleetd/internal/api"
@@ -20,27 +21,13 @@ type webhooksCmd struct {
 }
 
 type webhooksListCmd struct {
-	JSON bool `name:"json" help:"Print the server's JSON, one webhook per line."`
-	clientFlags
+	jsonFlags `set:"per=, one webhook per line"`
 }
 
 // Run prints the webhooks.
-func (cmd *webhooksListCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"ID", "STATE", "TYPES", "SELECT", "CREATED BY", "DELIVERED", "LAST", "URL", "PROBLEM"}}
-	for h, err := range c.Webhooks(ctx) {
-		if err != nil {
-			return err
-		}
-		if cmd.JSON {
-			if err := printJSONLine(a.stdout, h.Raw); err != nil {
-				return err
-			}
-			continue
-		}
+func (cmd *webhooksListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	head := []string{"ID", "STATE", "TYPES", "SELECT", "CREATED BY", "DELIVERED", "LAST", "URL", "PROBLEM"}
+	return printList(ctx, a, c, cmd.JSON, head, "no webhooks yet; `fleetd webhooks create` makes one", func(h api.Webhook) []string {
 		types, problem := strings.Join(h.Types, ","), h.Reason
 		if h.OfflineFor != "" {
 			types += " (offline for " + h.OfflineFor + ")"
@@ -48,16 +35,8 @@ func (cmd *webhooksListCmd) Run(ctx context.Context, a *app) error {
 		if h.State == "failing" {
 			problem = h.LastError + ", since " + ago(h.FailingSince.Time, a.now())
 		}
-		rows = append(rows, []string{h.ID, h.State, types, cmp.Or(h.Select, "all"), h.CreatedBy, fmt.Sprint(h.Delivered), ago(h.DeliveredAt.Time, a.now()), h.URL, problem})
-	}
-	switch {
-	case cmd.JSON:
-		return nil
-	case len(rows) == 1:
-		fmt.Fprintln(a.stdout, "no webhooks yet; `fleetd webhooks create` makes one")
-		return nil
-	}
-	return a.table(a.stdout, "", rows)
+		return []string{h.ID, h.State, types, cmp.Or(h.Select, "all"), h.CreatedBy, fmt.Sprint(h.Delivered), ago(h.DeliveredAt.Time, a.now()), h.URL, problem}
+	}, nil, "webhooks")
 }
 
 type webhooksCreateCmd struct {
@@ -70,11 +49,7 @@ type webhooksCreateCmd struct {
 }
 
 // Run creates the webhook. A secret goes to standard output alone, so that a script can take it.
-func (cmd *webhooksCreateCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
+func (cmd *webhooksCreateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	h, err := c.CreateWebhook(ctx, api.NewWebhook{URL: cmd.URL, Types: cmd.Types, Select: cmd.Select, OfflineFor: cmd.OfflineFor, Secret: cmd.Secret})
 	if err != nil {
 		return err
@@ -82,7 +57,7 @@ func (cmd *webhooksCreateCmd) Run(ctx context.Context, a *app) error {
 	return printWebhook(a, h)
 }
 
-func printWebhook(a *app, h apiclient.Webhook) error {
+func printWebhook(a *app, h api.CreatedWebhook) error {
 	text := "webhook " + cleantext.Line(h.ID)
 	if h.Secret == "" {
 		fmt.Fprintln(a.stderr, "fleetd: "+text)
@@ -124,7 +99,7 @@ func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	h, err := c.EditWebhook(ctx, cmd.ID, edit)
+	h, err := apiclient.Send[api.CreatedWebhook](ctx, c, apiclient.Request{Method: http.MethodPatch, Path: []string{"webhooks", cmd.ID}, Body: edit})
 	if err != nil {
 		return err
 	}
@@ -137,16 +112,8 @@ type webhooksDeleteCmd struct {
 }
 
 // Run deletes the webhook.
-func (cmd *webhooksDeleteCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	if err := c.DeleteWebhook(ctx, cmd.ID); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "%s deleted\n", cleantext.Line(cmd.ID))
-	return nil
+func (cmd *webhooksDeleteCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return a.change(cmd.ID, "deleted", c.Do(ctx, http.MethodDelete, nil, "webhooks", cmd.ID))
 }
 
 type webhooksTestCmd struct {
@@ -155,12 +122,8 @@ type webhooksTestCmd struct {
 }
 
 // Run delivers the message; a receiver that does not accept it is status 2.
-func (cmd *webhooksTestCmd) Run(ctx context.Context, a *app) error {
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
-	t, err := c.TestWebhook(ctx, cmd.ID)
+func (cmd *webhooksTestCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	t, err := apiclient.Send[api.WebhookTest](ctx, c, apiclient.Request{Method: http.MethodPost, Path: []string{"webhooks", cmd.ID, "test"}})
 	if err != nil {
 		return err
 	}

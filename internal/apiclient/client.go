@@ -13,20 +13,23 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
 	"time"
+
+	"fleetd/internal/api"
 )
 
 const (
 	// requestTimeout bounds every request but calls and events.
 	requestTimeout = 30 * time.Second
-	// bulkTimeout bounds a change of many devices, which the server makes in batches.
-	bulkTimeout = time.Hour
-	// longestCall is what the server allows one call to take, waiting included.
-	longestCall = 300 * time.Second
+	// BulkTimeout bounds what goes over the whole fleet or the whole record.
+	BulkTimeout = time.Hour
+	// LongestCall is what the server allows one call to take, waiting included.
+	LongestCall = 300 * time.Second
 	// answerSlack is what the network may add to the time given to a call: the server's answer that a call timed
 	// out has more detail than the client's own.
 	answerSlack = 15 * time.Second
@@ -67,13 +70,25 @@ type upload struct {
 	size        int64 // -1: unknown
 }
 
+// Query has the parameters of a request; those that are empty are not sent.
+type Query map[string]string
+
+func (q Query) encode() string {
+	values := make(url.Values)
+	for name, value := range q {
+		if value != "" {
+			values.Set(name, value)
+		}
+	}
+	if len(values) == 0 {
+		return ""
+	}
+	return "?" + values.Encode()
+}
+
 // do sends a request and returns the answer to a 2xx status; every other status becomes a [*Problem]. The body is sent
 // as JSON, unless it is an upload. The caller closes the answer's body.
-func (c *Client) do(ctx context.Context, method, path string, query url.Values, body any, header http.Header) (*http.Response, error) {
-	target := c.base + path
-	if len(query) > 0 {
-		target += "?" + query.Encode()
-	}
+func (c *Client) do(ctx context.Context, method, path string, query Query, body any, header http.Header) (*http.Response, error) {
 	var content io.Reader
 	var contentType string
 	file, isUpload := body.(upload)
@@ -87,7 +102,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 		}
 		content, contentType = bytes.NewReader(encoded), "application/json"
 	}
-	req, err := http.NewRequestWithContext(ctx, method, target, content)
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path+query.encode(), content)
 	if err != nil {
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
@@ -161,18 +176,6 @@ type lateError struct {
 func (e lateError) Error() string { return e.base + " did not answer in time; its log may say why" }
 func (e lateError) Unwrap() error { return e.cause }
 
-// exchange sends a request within the timeout and returns the whole answer.
-func (c *Client) exchange(ctx context.Context, timeout time.Duration, method, path string, query url.Values, body any) ([]byte, http.Header, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	resp, err := c.do(ctx, method, path, query, body, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	content, err := c.readAll(resp)
-	return content, resp.Header, err
-}
-
 // readAll reads and closes an answer.
 func (c *Client) readAll(resp *http.Response) ([]byte, error) {
 	defer resp.Body.Close()
@@ -186,13 +189,58 @@ func (c *Client) readAll(resp *http.Response) ([]byte, error) {
 	return content, nil
 }
 
-// into sends a request and decodes the answer; a nil target drops it.
-func (c *Client) into(ctx context.Context, timeout time.Duration, method, path string, query url.Values, body, target any) error {
-	content, _, err := c.exchange(ctx, timeout, method, path, query, body)
-	if err != nil || target == nil {
-		return err
+// Answer is a value with the JSON from which it was decoded, which also has the members that a newer server added.
+type Answer[T any] struct {
+	Value T
+	Raw   json.RawMessage
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (x *Answer[T]) UnmarshalJSON(data []byte) error {
+	x.Raw = bytes.Clone(data)
+	return json.Unmarshal(data, &x.Value)
+}
+
+// Request is a request of the API.
+type Request struct {
+	Method  string   // GET if it is empty
+	Path    []string // elements below /v1
+	Query   Query
+	Header  http.Header
+	Body    any           // sent as JSON, unless it is nil
+	Timeout time.Duration // 30 s if it is 0
+}
+
+// send sends a request, and decodes the answer into the target, if both are there. It returns the answer's header.
+func (c *Client) send(ctx context.Context, r Request, target any) (http.Header, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, requestTimeout))
+	defer cancel()
+	resp, err := c.do(ctx, cmp.Or(r.Method, http.MethodGet), pathOf(r.Path...), r.Query, r.Body, r.Header)
+	if err != nil {
+		return nil, err
 	}
-	return c.decode(content, target)
+	content, err := c.readAll(resp)
+	if err == nil && target != nil && resp.StatusCode != http.StatusNoContent {
+		err = c.decode(content, target)
+	}
+	return resp.Header, err
+}
+
+// Do sends a request with a body that may be nil, and drops the answer.
+func (c *Client) Do(ctx context.Context, method string, body any, path ...string) error {
+	_, err := c.send(ctx, Request{Method: method, Body: body, Path: path}, nil)
+	return err
+}
+
+// Send sends a request and returns the answer.
+func Send[T any](ctx context.Context, c *Client, r Request) (answer T, err error) {
+	_, err = c.send(ctx, r, &answer)
+	return answer, err
+}
+
+// Get returns what is at a path.
+func Get[T any](ctx context.Context, c *Client, query Query, path ...string) (T, error) {
+	return Send[T](ctx, c, Request{Query: query, Path: path})
 }
 
 func (c *Client) decode(content []byte, target any) error {
@@ -202,56 +250,45 @@ func (c *Client) decode(content []byte, target any) error {
 	return nil
 }
 
-// list walks all pages of a list.
-func list[T any](ctx context.Context, c *Client, path string, query url.Values) iter.Seq2[T, error] {
+// List returns the elements of a list, page by page as they are consumed. The last element is an error if a page could
+// not be had.
+func List[T any](ctx context.Context, c *Client, query Query, path ...string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		query := cloneQuery(query)
-		if query.Get("limit") == "" {
-			query.Set("limit", "1000")
-		}
-		var none T
-		for {
-			var page struct {
-				Items      []T    `json:"items"`
-				NextCursor string `json:"next_cursor"`
-			}
-			if err := c.into(ctx, requestTimeout, http.MethodGet, path, query, nil, &page); err != nil {
-				yield(none, err)
-				return
-			}
+		for page, err := range Pages[api.List[T]](ctx, c, func(page api.List[T]) string { return page.NextCursor }, query, path...) {
 			for _, item := range page.Items {
 				if !yield(item, nil) {
 					return
 				}
 			}
-			if page.NextCursor == "" {
-				return
+			if err != nil {
+				yield(*new(T), err)
 			}
-			if page.NextCursor == query.Get("cursor") {
-				yield(none, fmt.Errorf("%s sent the same page of %s twice", c.base, path))
-				return
-			}
-			query.Set("cursor", page.NextCursor)
 		}
 	}
 }
 
-func cloneQuery(query url.Values) url.Values {
-	clone := make(url.Values, len(query)+2)
-	for name, values := range query {
-		clone[name] = values
+// Pages returns the pages at a path, each with the cursor of the next one.
+func Pages[T any](ctx context.Context, c *Client, next func(T) string, query Query, path ...string) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		query := maps.Clone(query)
+		if query == nil {
+			query = Query{}
+		}
+		query["limit"] = cmp.Or(query["limit"], "1000")
+		for {
+			page, err := Get[T](ctx, c, query, path...)
+			cursor := next(page)
+			if err == nil && cursor != "" && cursor == query["cursor"] {
+				err = fmt.Errorf("%s sent the same page of %s twice", c.base, pathOf(path...))
+			}
+			if !yield(page, err) || err != nil || cursor == "" {
+				return
+			}
+			query["cursor"] = cursor
+		}
 	}
-	return clone
 }
 
-// setIf sets a query parameter that has a value.
-func setIf(query url.Values, name, value string) {
-	if value != "" {
-		query.Set(name, value)
-	}
-}
-
-// pathOf joins path elements below /v1, each escaped.
 func pathOf(elements ...string) string {
 	var path strings.Builder
 	path.WriteString("/v1")
@@ -261,16 +298,16 @@ func pathOf(elements ...string) string {
 	return path.String()
 }
 
-// download copies the content of a path to w, and returns how many bytes it has.
-func (c *Client) download(ctx context.Context, path string, query url.Values, w io.Writer) (int64, error) {
-	resp, err := c.do(ctx, http.MethodGet, path, query, nil, nil)
+// Download copies the content of a path to w, and returns how many bytes it has.
+func (c *Client) Download(ctx context.Context, w io.Writer, query Query, path ...string) (int64, error) {
+	resp, err := c.do(ctx, http.MethodGet, pathOf(path...), query, nil, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer resp.Body.Close()
 	n, err := io.Copy(w, resp.Body)
 	if err != nil {
-		return n, fmt.Errorf("%s broke off after %d bytes: %w", path, n, err)
+		return n, fmt.Errorf("%s broke off after %d bytes: %w", pathOf(path...), n, err)
 	}
 	return n, nil
 }
@@ -285,13 +322,4 @@ func Collect[T any](items iter.Seq2[T, error]) ([]T, error) {
 		all = append(all, item)
 	}
 	return all, nil
-}
-
-// withRaw decodes an object, and keeps it as received.
-func withRaw(data []byte, plain any, raw *json.RawMessage) error {
-	if err := json.Unmarshal(data, plain); err != nil {
-		return err
-	}
-	*raw = bytes.Clone(data)
-	return nil
 }

@@ -46,22 +46,27 @@ func TestRequests(t *testing.T) {
 			"GET /v1/devices/aa:bb:cc:dd:ee:ff", "", `{}`},
 		{"escaped device", func(c *Client) error { _, err := c.Device(ctx, "../x?y"); return err },
 			"GET /v1/devices/..%2Fx%3Fy", "", `{}`},
-		{"patch", func(c *Client) error { _, err := c.Patch(ctx, "d", DevicePatch{Name: &name}); return err },
+		{"patch", func(c *Client) error { _, err := c.Patch(ctx, "d", api.DeviceEdit{Name: &name}, 0); return err },
 			"PATCH /v1/devices/d", `{"name":"lamp"}`, `{"applies":"next boot"}`},
 		{"clear labels", func(c *Client) error {
-			_, err := c.Patch(ctx, "d", DevicePatch{Labels: map[string]*string{"old": nil}})
+			_, err := c.Patch(ctx, "d", api.DeviceEdit{Labels: map[string]*string{"old": nil}}, 0)
 			return err
 		}, "PATCH /v1/devices/d", `{"labels":{"old":null}}`, `{}`},
 		{"forget", func(c *Client) error { return c.Forget(ctx, "d") }, "DELETE /v1/devices/d", "", ""},
 		{"approve", func(c *Client) error { return c.Approve(ctx, "d", "") }, "POST /v1/devices/d/approve", `{}`, `{}`},
 		{"approve a client", func(c *Client) error { return c.Approve(ctx, "d", "0123456789ab") }, "POST /v1/devices/d/approve", `{"client":"0123456789ab"}`, `{}`},
-		{"refuse", func(c *Client) error { return c.Refuse(ctx, "d", "0123456789ab") }, "DELETE /v1/devices/d/clients/0123456789ab", "", ""},
+		{"refuse", func(c *Client) error { return c.Do(ctx, "DELETE", nil, "devices", "d", "clients", "0123456789ab") }, "DELETE /v1/devices/d/clients/0123456789ab", "", ""},
 		{"revoke", func(c *Client) error { _, err := c.Revoke(ctx, "d"); return err }, "POST /v1/devices/d/revoke", "", ""},
 		{"tools", func(c *Client) error { _, err := c.Tools(ctx, "d", false); return err }, "GET /v1/devices/d/tools", "", `{}`},
 		{"user tools", func(c *Client) error { _, err := c.Tools(ctx, "d", true); return err }, "GET /v1/devices/d/tools?user=true", "", `{}`},
-		{"refresh", func(c *Client) error { _, err := c.Refresh(ctx, "d"); return err }, "POST /v1/devices/d/tools/refresh", "", `{}`},
-		{"catalog", func(c *Client) error { _, err := c.Catalog(ctx, "ab12"); return err }, "GET /v1/catalogs/ab12", "", `{}`},
-		{"catalogs", func(c *Client) error { _, err := Collect(c.DeviceCatalogs(ctx, "d")); return err },
+		{"refresh", func(c *Client) error {
+			_, err := Send[api.ToolList](ctx, c, Request{Method: "POST", Path: []string{"devices", "d", "tools", "refresh"}})
+			return err
+		}, "POST /v1/devices/d/tools/refresh", "", `{}`},
+		{"catalogs", func(c *Client) error {
+			_, err := Collect(List[api.HistoryEntry](ctx, c, nil, "devices", "d", "catalogs"))
+			return err
+		},
 			"GET /v1/devices/d/catalogs?limit=1000", "", `{"items":[]}`},
 		{"call", func(c *Client) error {
 			_, err := c.Call(ctx, "d", "self.a/b", CallRequest{Arguments: json.RawMessage(`{"x":1.50}`), Timeout: 90 * time.Second})
@@ -69,32 +74,23 @@ func TestRequests(t *testing.T) {
 		}, "POST /v1/devices/d/tools/self.a%2Fb/call", `{"arguments":{"x":1.50},"timeout":"1m30s"}`, `{}`},
 		{"bare call", func(c *Client) error { _, err := c.Call(ctx, "d", "t", CallRequest{}); return err },
 			"POST /v1/devices/d/tools/t/call", `{}`, `{}`},
-		{"mcp", func(c *Client) error {
-			_, err := c.MCP(ctx, "d", "tools/list", json.RawMessage(`{"cursor":""}`), time.Second)
+		{"photos", func(c *Client) error {
+			_, err := Collect(List[api.Photo](ctx, c, Query{"device": "d"}, "photos"))
 			return err
-		}, "POST /v1/devices/d/mcp", `{"method":"tools/list","params":{"cursor":""},"timeout":"1s"}`, `{"result":{}}`},
-		{"photos", func(c *Client) error { _, err := Collect(c.Photos(ctx, "d")); return err }, "GET /v1/photos?device=d&limit=1000", "", `{"items":[]}`},
-		{"delete photo", func(c *Client) error { return c.DeletePhoto(ctx, "p1") }, "DELETE /v1/photos/p1", "", ""},
-		{"nodes", func(c *Client) error { _, err := Collect(c.Nodes(ctx)); return err }, "GET /v1/nodes?limit=1000", "", `{"items":[]}`},
-		{"log level", func(c *Client) error { return c.SetLogLevel(ctx, "debug") }, "PUT /v1/log-level", `{"level":"debug"}`, `{"level":"debug"}`},
+		}, "GET /v1/photos?device=d&limit=1000", "", `{"items":[]}`},
+		{"log level", func(c *Client) error { return c.Do(ctx, "PUT", api.LogLevel{Level: "debug"}, "log-level") }, "PUT /v1/log-level", `{"level":"debug"}`, `{"level":"debug"}`},
 		{"filter", func(c *Client) error {
-			_, err := Collect(c.Devices(ctx, DeviceFilter{State: "online", Transport: "websocket", Board: "b", Firmware: "2.4.2", Label: "room=1", Text: "lamp"}))
+			_, err := Collect(c.Devices(ctx, Query{"state": "online", "label": "room=1", "q": "lamp", "sort": ""}))
 			return err
-		}, "GET /v1/devices?board=b&firmware=2.4.2&label=room%3D1&limit=1000&q=lamp&state=online&transport=websocket", "", `{"items":[]}`},
-		{"selection", func(c *Client) error {
-			_, err := Collect(c.Devices(ctx, DeviceFilter{Select: "room=lab,firmware<2.4", Sort: "last_seen"}))
-			return err
-		}, "GET /v1/devices?limit=1000&select=room%3Dlab%2Cfirmware%3C2.4&sort=last_seen", "", `{"items":[]}`},
+		}, "GET /v1/devices?label=room%3D1&limit=1000&q=lamp&state=online", "", `{"items":[]}`},
 		{"patch selection", func(c *Client) error {
 			_, err := c.PatchSelected(ctx, "room=lab", api.SelectionEdit{Labels: map[string]*string{"room": nil, "floor": &name}})
 			return err
 		}, "PATCH /v1/devices?select=room%3Dlab", `{"labels":{"floor":"lamp","room":null}}`, `{}`},
-		{"fleet", func(c *Client) error { _, err := c.Fleet(ctx, ""); return err }, "GET /v1/fleet", "", `{}`},
-		{"stats", func(c *Client) error { _, err := c.Stats(ctx, time.Unix(0, 0), 5*time.Minute); return err }, "GET /v1/stats?since=1970-01-01T00%3A00%3A00Z&step=5m0s", "", `{}`},
-		{"changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "", "7")); return err }, "GET /v1/changes?limit=1000&since=7", "", `{"items":[]}`},
-		{"device's changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "d", "")); return err }, "GET /v1/devices/d/changes?limit=1000", "", `{"items":[]}`},
-		{"export", func(c *Client) error { _, err := c.ExportDevices(ctx, "a=1", FormatCSV, true, io.Discard); return err }, "GET /v1/devices/export?format=csv&secrets=true&select=a%3D1", "", `id`},
-		{"self", func(c *Client) error { _, err := c.Self(ctx); return err }, "GET /v1/self", "", `{}`},
+		{"export", func(c *Client) error {
+			_, err := c.Download(ctx, io.Discard, Query{"select": "a=1", "format": FormatCSV}, "devices", "export")
+			return err
+		}, "GET /v1/devices/export?format=csv&select=a%3D1", "", `id`},
 		{"ready", func(c *Client) error { return c.Ready(ctx) }, "GET /readyz", "", `{"ready":true}`},
 		{"live", func(c *Client) error { return c.Live(ctx) }, "GET /livez", "", `ok`},
 		{"diagnosis", func(c *Client) error { _, err := c.Diagnose(ctx, ""); return err }, "GET /v1/diagnosis", "", `{}`},
@@ -138,13 +134,13 @@ func TestPaging(t *testing.T) {
 		}
 		fmt.Fprint(w, pages[r.URL.Query().Get("cursor")])
 	})
-	all, err := Collect(c.Devices(t.Context(), DeviceFilter{}))
+	all, err := Collect(List[Answer[api.Device]](t.Context(), c, nil, "devices"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ids []string
 	for _, d := range all {
-		ids = append(ids, d.ID)
+		ids = append(ids, d.Value.ID)
 	}
 	if !reflect.DeepEqual(ids, []string{"a", "b", "c"}) || asked != 3 {
 		t.Errorf("got %v in %d requests", ids, asked)
@@ -154,7 +150,7 @@ func TestPaging(t *testing.T) {
 	}
 
 	asked = 0
-	for range c.Devices(t.Context(), DeviceFilter{}) {
+	for range c.Devices(t.Context(), nil) {
 		break
 	}
 	if asked != 1 {
@@ -169,7 +165,7 @@ func TestPagingFails(t *testing.T) {
 	}
 	for _, tc := range cases {
 		c := newServer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, tc.answer) })
-		if _, err := Collect(c.Devices(t.Context(), DeviceFilter{})); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := Collect(c.Devices(t.Context(), nil)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
 	}
@@ -182,22 +178,21 @@ func TestDevice(t *testing.T) {
 		"audio":{"open":true,"packets":9,"dropped":1},
 		"first_seen":"2026-08-01T00:00:00Z","last_seen":"2026-08-02T00:00:00.5Z","connected_at":null}`
 	c := newServer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) })
-	d, err := c.Device(t.Context(), "aa:bb:cc:dd:ee:ff")
+	d, err := Get[Answer[api.Device]](t.Context(), c, nil, "devices", "aa:bb:cc:dd:ee:ff")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(d.Raw) != answer {
 		t.Error("Raw is not what was received")
 	}
-	d.Raw = nil
-	want := Device{Device: api.Device{
+	want := api.Device{
 		ID: "aa:bb:cc:dd:ee:ff", Name: "lamp", Labels: map[string]string{"room": "1"}, State: "online", Transport: "websocket",
 		Node: "n-1", Board: "bread-compact-wifi", Firmware: "2.4.2", Client: "c", SessionID: "s",
 		MCP:       api.DeviceMCP{State: "ready", Tools: 7, Catalog: "ab", CatalogState: "ready", Partial: true, Error: "e"},
 		Audio:     api.DeviceAudio{Open: true, Packets: 9, Dropped: 1},
 		FirstSeen: api.At(time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)), LastSeen: api.At(time.Date(2026, 8, 2, 0, 0, 0, 5e8, time.UTC)),
-	}}
-	if !reflect.DeepEqual(d, want) {
+	}
+	if !reflect.DeepEqual(d.Value, want) {
 		t.Errorf("got  %+v\nwant %+v", d, want)
 	}
 }
@@ -320,11 +315,11 @@ func TestUnreachable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.LogLevel(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "cannot reach the API at "+server.URL+": dial tcp") {
+	if _, err := c.Device(t.Context(), "d"); err == nil || !strings.HasPrefix(err.Error(), "cannot reach the API at "+server.URL+": dial tcp") {
 		t.Errorf("got %v", err)
 	}
 	c.local = "./data"
-	if _, err := c.LogLevel(t.Context()); !errors.Is(err, ErrNoNode) || !strings.Contains(err.Error(), "./data") {
+	if _, err := c.Device(t.Context(), "d"); !errors.Is(err, ErrNoNode) || !strings.Contains(err.Error(), "./data") {
 		t.Errorf("got %v, want ErrNoNode", err)
 	}
 
@@ -333,14 +328,14 @@ func TestUnreachable(t *testing.T) {
 		cancel()
 		<-r.Context().Done()
 	})
-	if _, err := c.LogLevel(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := c.Device(ctx, "d"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
 }
 
 func TestDeadline(t *testing.T) {
 	c := newServer(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	_, _, err := c.exchange(t.Context(), 20*time.Millisecond, http.MethodGet, "/v1/nodes", nil, nil)
+	_, err := Send[json.RawMessage](t.Context(), c, Request{Path: []string{"nodes"}, Timeout: 20 * time.Millisecond})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.HasSuffix(err.Error(), " did not answer in time; its log may say why") {
 		t.Errorf("got %v", err)
 	}

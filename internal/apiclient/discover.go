@@ -86,3 +86,10 @@ func dialable(api string) string {
 	}
 	return strings.TrimRight(scheme+"://"+net.JoinHostPort(host, port)+"/"+path, "/")
 }
+
+// Local reports whether the client found its node in a data directory, where the node
+// keeps the admin token.
+func (c *Client) Local() (dir string, ok bool) { return c.local, c.local != "" }
+
+// HasToken reports whether the client shows this token.
+func (c *Client) HasToken(token string) bool { return c.token == token }

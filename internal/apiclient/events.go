@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -50,6 +49,19 @@ type EventOptions struct {
 // answer that refuses, or a server that was not there in the first place.
 func (c *Client) Events(ctx context.Context, options EventOptions) iter.Seq2[Event, error] {
 	return (&stream{client: c, path: pathOf("events"), options: options, after: options.After, wait: firstRetry}).all(ctx)
+}
+
+// TraceEvents yields the events of a device's trace, `trace` and at last `end`, until ctx ends. It connects again
+// when the connection is lost, and calls onRetry before, if it is not nil.
+func (c *Client) TraceEvents(ctx context.Context, device string, onRetry func(cause error, wait time.Duration)) iter.Seq2[Event, error] {
+	s := &stream{client: c, path: pathOf("devices", device, "trace"), options: EventOptions{OnRetry: onRetry}, wait: firstRetry}
+	return func(yield func(Event, error) bool) {
+		for event, err := range s.all(ctx) {
+			if s.after = ""; !yield(event, err) || event.Type == "end" {
+				return
+			}
+		}
+	}
 }
 
 // all yields the events of one connection after the other.
@@ -104,15 +116,13 @@ func (s *stream) isFinal(err error) bool {
 
 // follow reads one connection to its end. It always returns an error.
 func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) error {
-	query := make(url.Values)
-	setIf(query, "device", s.options.Device)
-	setIf(query, "type", s.options.Type)
+	query := Query{"device": s.options.Device, "type": s.options.Type}
 	header := http.Header{"Accept": {"text/event-stream"}}
 	switch {
 	case s.after != "":
 		header.Set("Last-Event-ID", s.after)
 	case !s.options.Since.IsZero():
-		query.Set("since", s.options.Since.UTC().Format(time.RFC3339Nano))
+		query["since"] = s.options.Since.UTC().Format(time.RFC3339Nano)
 	}
 	resp, err := s.client.do(ctx, http.MethodGet, s.path, query, nil, header)
 	if err != nil {

@@ -143,7 +143,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	var lab, hall string
 	for i, d := range a.List(t) {
 		room := map[string]*string{"room": new([]string{"lab", "hall"}[i%2])}
-		if _, err := a.Patch(t.Context(), d.ID, apiclient.DevicePatch{Labels: room}); err != nil {
+		if _, err := a.Patch(t.Context(), d.ID, api.DeviceEdit{Labels: room}, 0); err != nil {
 			t.Fatal(err)
 		}
 		if i%2 == 0 {
@@ -212,7 +212,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if devices, err := apiclient.Collect(reader.Devices(t.Context(), apiclient.DeviceFilter{})); err != nil || len(devices) != 2 {
+	if devices, err := apiclient.Collect(reader.Devices(t.Context(), nil)); err != nil || len(devices) != 2 {
 		t.Errorf("the key sees %d devices: %v", len(devices), err)
 	}
 	for _, id := range []string{hall, "02:ac:ce:55:ff:ff"} {
@@ -225,9 +225,9 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 		t.Errorf("a reader revokes: %v", err)
 	}
 
-	recorded := func(key string) []apiclient.AuditEntry {
+	recorded := func(key string) []api.AuditEntry {
 		t.Helper()
-		entries, err := apiclient.Collect(b.Audit(t.Context(), apiclient.AuditFilter{Key: key}))
+		entries, err := apiclient.Collect(apiclient.List[api.AuditEntry](t.Context(), b.Client, apiclient.Query{"key": key}, "audit"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +238,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 		missing = nil
 		entries := recorded("lab")
 		for _, w := range want {
-			i := slices.IndexFunc(entries, func(e apiclient.AuditEntry) bool {
+			i := slices.IndexFunc(entries, func(e api.AuditEntry) bool {
 				return e.Kind == "call" && e.Via == w.via && e.Device == w.device && e.Action == w.tool && e.Outcome == w.code && e.Rule == w.rule
 			})
 			if i < 0 {
@@ -286,8 +286,8 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	revoke("spare", spare)
 	c.Mend()
 	b.Await(t, "the record is whole, and has what happened meanwhile", 30*time.Second, func() bool {
-		entries, err := apiclient.Collect(b.Audit(t.Context(), apiclient.AuditFilter{Kind: "key"}))
-		return err == nil && slices.ContainsFunc(entries, func(e apiclient.AuditEntry) bool { return e.Action == "revoke" && strings.HasSuffix(e.Detail, "spare") })
+		entries, err := apiclient.Collect(apiclient.List[api.AuditEntry](t.Context(), b.Client, apiclient.Query{"kind": "key"}, "audit"))
+		return err == nil && slices.ContainsFunc(entries, func(e api.AuditEntry) bool { return e.Action == "revoke" && strings.HasSuffix(e.Detail, "spare") })
 	})
 	if stored := c.DB.Count(t, `SELECT count(*) FROM api_keys WHERE revoked_at <> 0`); stored != 2 {
 		a.Await(t, "the end of the key is stored", 20*time.Second, func() bool { return c.DB.Count(t, `SELECT count(*) FROM api_keys WHERE revoked_at <> 0`) == 2 })
@@ -299,7 +299,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	a.Run(t)
 	var report api.AuditReport
 	b.Await(t, "the third run is in the record", 10*time.Second, func() bool {
-		report, err = b.VerifyAudit(t.Context(), apiclient.AuditFilter{})
+		report, err = apiclient.Get[api.AuditReport](t.Context(), b.Client, nil, "audit", "verify")
 		return err == nil && report.Runs == 4
 	})
 	if !report.Intact || report.Dropped != 0 || report.Headless != 0 || len(report.Unended) != 2 { // those that run

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -28,7 +29,7 @@ func (n *Node) facts(t *testing.T) map[string]facts {
 	all := map[string]facts{}
 	for _, d := range n.List(t) {
 		f := facts{Name: d.Name, Client: d.ClientID, Catalog: d.MCP.Catalog, Firmware: d.Firmware, Labels: d.Labels}
-		for entry, err := range n.DeviceCatalogs(t.Context(), d.ID) {
+		for entry, err := range apiclient.List[json.RawMessage](t.Context(), n.Client, nil, "devices", d.ID, "catalogs") {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,7 +52,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 	node.AwaitReady(t, fleet)
 	for i, d := range node.List(t) {
 		name, labels := fmt.Sprintf("lamp %d", i), map[string]*string{"room": new(fmt.Sprint(i))}
-		if _, err := node.Patch(t.Context(), d.ID, apiclient.DevicePatch{Name: &name, Labels: labels}); err != nil {
+		if _, err := node.Patch(t.Context(), d.ID, api.DeviceEdit{Name: &name, Labels: labels}, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +109,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 			!maps.Equal(got.Labels, want.Labels) || !slices.Equal(got.History, want.History) {
 			t.Errorf("%s: restored %+v, was %+v", id, got, want)
 		}
-		if _, err := restored.Catalog(t.Context(), want.Catalog); err != nil {
+		if _, err := apiclient.Get[api.StoredCatalog](t.Context(), restored.Client, nil, "catalogs", want.Catalog); err != nil {
 			t.Errorf("%s: its catalog: %v", id, err)
 		}
 	}

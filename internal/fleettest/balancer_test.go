@@ -18,6 +18,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/store/storetest"
 )
@@ -142,10 +143,10 @@ func (b balancer) up() (up int) {
 }
 
 // online are the devices that are ready, by node.
-func (b balancer) online(t testing.TB) (total int, byNode map[string][]apiclient.Device) {
+func (b balancer) online(t testing.TB) (total int, byNode map[string][]api.Device) {
 	t.Helper()
-	byNode = map[string][]apiclient.Device{}
-	list, err := apiclient.Collect(b.Devices(t.Context(), apiclient.DeviceFilter{}))
+	byNode = map[string][]api.Device{}
+	list, err := apiclient.Collect(b.Devices(t.Context(), nil))
 	if err != nil {
 		return 0, nil
 	}
@@ -378,7 +379,7 @@ func TestBalancerTellsWhoGuesses(t *testing.T) {
 	}
 	from := map[string]bool{}
 	node.Await(t, "the guesses are in the audit", 10*time.Second, func() bool {
-		for e, err := range node.Audit(t.Context(), apiclient.AuditFilter{}) {
+		for e, err := range apiclient.List[api.AuditEntry](t.Context(), node.Client, nil, "audit") {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 // Deciders of the chaos: who edits devices, how often, and how many devices are
@@ -100,7 +100,7 @@ func (d *decisions) edit() {
 		value = []string{"mqtt", "websocket"}[d.count%2]
 	}
 	d.mu.Unlock()
-	var patch apiclient.DevicePatch
+	var patch api.DeviceEdit
 	switch part {
 	case "name":
 		patch.Name = &value
@@ -113,7 +113,7 @@ func (d *decisions) edit() {
 	sound := d.s.SQL[via].Sound(0)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, err := d.s.Nodes[via].Patch(ctx, id, patch)
+	_, err := d.s.Nodes[via].Patch(ctx, id, patch, 0)
 	made.held, made.end = err == nil && sound && d.s.SQL[via].Sound(0), time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()

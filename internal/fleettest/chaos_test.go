@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -327,8 +328,8 @@ func (s *storm) agree() {
 func (s *storm) listed() (names map[string]string, wrong string) {
 	names = map[string]string{}
 	for at, n := range s.Nodes {
-		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
-		list = slices.DeleteFunc(list, func(d apiclient.Device) bool { return strings.HasPrefix(d.ID, revokedBase) })
+		list, err := apiclient.Collect(n.Devices(s.t.Context(), nil))
+		list = slices.DeleteFunc(list, func(d api.Device) bool { return strings.HasPrefix(d.ID, revokedBase) })
 		if err != nil || len(list) != len(s.ids) {
 			return names, fmt.Sprintf("node-%d lists %d devices, %v", at, len(list), err)
 		}

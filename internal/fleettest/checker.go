@@ -63,7 +63,7 @@ func (k *Checker) Edit(via int, device, aspect string) Answer {
 	if key, isLabel := strings.CutPrefix(aspect, "label:"); isLabel {
 		_, err = k.c.Nodes[via].PatchSelected(ctx, "device="+device, api.SelectionEdit{Labels: map[string]*string{key: &a.Value}})
 	} else {
-		_, err = k.c.Nodes[via].Patch(ctx, device, apiclient.DevicePatch{Name: &a.Value})
+		_, err = k.c.Nodes[via].Patch(ctx, device, api.DeviceEdit{Name: &a.Value}, 0)
 	}
 	return k.answered(a, "ok", err)
 }
@@ -120,9 +120,9 @@ func (a known) equal(b known) bool {
 
 // Check waits until all agree, and reports what differs otherwise. It returns the
 // log.
-func (k *Checker) Check() []apiclient.Change {
+func (k *Checker) Check() []api.Change {
 	k.t.Helper()
-	var log []apiclient.Change
+	var log []api.Change
 	var differs string
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
 		if log, differs = k.compare(); differs == "" {
@@ -142,7 +142,7 @@ func (k *Checker) Check() []apiclient.Change {
 }
 
 // account compares answers with the log.
-func account(answers []Answer, log []apiclient.Change) (faults []string) {
+func account(answers []Answer, log []api.Change) (faults []string) {
 	type decided struct{ device, aspect, value string }
 	at := map[decided][]int64{}
 	for _, c := range log {
@@ -176,10 +176,10 @@ func account(answers []Answer, log []apiclient.Change) (faults []string) {
 }
 
 // compare reads the log, the rows and every node, and returns the first difference.
-func (k *Checker) compare() (log []apiclient.Change, differs string) {
+func (k *Checker) compare() (log []api.Change, differs string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	for c, err := range k.c.Nodes[0].Changes(ctx, "", "") {
+	for c, err := range apiclient.List[api.Change](ctx, k.c.Nodes[0].Client, nil, "changes") {
 		if err != nil {
 			return nil, fmt.Sprintf("reading the log: %v", err)
 		}
@@ -223,7 +223,7 @@ func (k *Checker) compare() (log []apiclient.Change, differs string) {
 			if err != nil {
 				return log, fmt.Sprintf("node-%d: %s: %v", i, id, err)
 			}
-			got[id] = known{admissionOf(d), d.Name, d.Labels, d.Revision}
+			got[id] = known{d.Admission, d.Name, d.Labels, d.Revision}
 		}
 		if d := difference(fmt.Sprint("node-", i), got, want); d != "" {
 			return log, d
@@ -245,7 +245,7 @@ func difference(where string, got, want map[string]known) string {
 }
 
 // fold is written here anew, so that it can disagree with fleetd's.
-func fold(x known, c apiclient.Change) known {
+func fold(x known, c api.Change) known {
 	var text string
 	var object struct {
 		Admission string             `json:"admission"`
@@ -313,15 +313,4 @@ func (k *Checker) rows() (map[string]known, error) {
 		all[id] = x
 	}
 	return all, rows.Err()
-}
-
-// admission is what is decided of a device: "member", "revoked", or empty.
-func admissionOf(d apiclient.Device) string {
-	var text struct {
-		Admission string `json:"admission"`
-	}
-	if err := json.Unmarshal(d.Raw, &text); err != nil {
-		return err.Error()
-	}
-	return text.Admission
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/store/storetest"
 )
@@ -50,7 +51,7 @@ func TestThreeNodes(t *testing.T) {
 	nodes[0].Await(t, "every node lists all three", 20*time.Second, func() bool {
 		for _, n := range nodes {
 			seen := 0
-			for _, err := range n.Nodes(t.Context()) {
+			for _, err := range apiclient.List[api.Node](t.Context(), n.Client, nil, "nodes") {
 				if err != nil {
 					return false
 				}

@@ -30,21 +30,21 @@ func TestConsoleAcrossNodes(t *testing.T) {
 		}
 		return client
 	}
-	code, err := with(c.Nodes[0], parent.Token).CreateConsoleCode(t.Context(), api.NewConsoleCode{})
+	code, err := apiclient.Send[api.ConsoleCode](t.Context(), with(c.Nodes[0], parent.Token), apiclient.Request{Method: "POST", Path: []string{"console", "codes"}, Body: api.NewConsoleCode{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := with(c.Nodes[1], "").CreateConsoleKey(t.Context(), code.Code)
+	key, err := apiclient.Send[api.CreatedKey](t.Context(), with(c.Nodes[1], ""), apiclient.Request{Method: "POST", Path: []string{"console", "keys"}, Body: api.ConsoleLogin{Code: code.Code}})
 	if err != nil || key.Parent != parent.ID || !slices.Equal(key.Scopes, parent.Scopes) {
 		t.Fatalf("%+v, %v", key, err)
 	}
 	// security: K19
-	if _, err := with(c.Nodes[2], "").CreateConsoleKey(t.Context(), code.Code); err == nil {
+	if _, err := apiclient.Send[api.CreatedKey](t.Context(), with(c.Nodes[2], ""), apiclient.Request{Method: "POST", Path: []string{"console", "keys"}, Body: api.ConsoleLogin{Code: code.Code}}); err == nil {
 		t.Error("the code worked twice")
 	}
 	for _, n := range c.Nodes {
 		n.Await(t, "the node has the key", time.Second, func() bool {
-			self, err := with(n, key.Token).Self(t.Context())
+			self, err := apiclient.Get[api.Self](t.Context(), with(n, key.Token), nil, "self")
 			return err == nil && self.Key == parent.ID && self.Through == key.ID
 		})
 	}
@@ -56,8 +56,8 @@ func TestConsoleAcrossNodes(t *testing.T) {
 		t.Errorf("%+v", j)
 	}
 	c.Nodes[0].Await(t, "the audit names both", 20*time.Second, func() bool {
-		entries, err := apiclient.Collect(c.Nodes[0].Audit(t.Context(), apiclient.AuditFilter{Key: parent.ID}))
-		return err == nil && slices.ContainsFunc(entries, func(e apiclient.AuditEntry) bool {
+		entries, err := apiclient.Collect(apiclient.List[api.AuditEntry](t.Context(), c.Nodes[0].Client, apiclient.Query{"key": parent.ID}, "audit"))
+		return err == nil && slices.ContainsFunc(entries, func(e api.AuditEntry) bool {
 			return e.Action == "create job" && e.Name == "desk" && e.Through == key.ID
 		})
 	})
@@ -67,7 +67,7 @@ func TestConsoleAcrossNodes(t *testing.T) {
 	for _, n := range c.Nodes {
 		// security: K19
 		n.Await(t, "the console key has ended with its parent", time.Second, func() bool {
-			_, err := with(n, key.Token).Self(t.Context())
+			_, err := apiclient.Get[api.Self](t.Context(), with(n, key.Token), nil, "self")
 			var refused *apiclient.Problem
 			return errors.As(err, &refused) && refused.Code == "unauthorized"
 		})

@@ -73,7 +73,7 @@ func TestFleetEndToEnd(t *testing.T) {
 				}
 			}
 			tools, err := node.Tools(t.Context(), d.ID, false)
-			if err != nil || !strings.Contains(string(tools.Raw), `"self.camera.take_photo"`) {
+			if err != nil || !strings.Contains(fmt.Sprintf("%s", tools.Items), `"self.camera.take_photo"`) {
 				return // it has no camera; the count below reports whether too many had none
 			}
 			r, err := node.Call(t.Context(), d.ID, "self.camera.take_photo", apiclient.CallRequest{Arguments: json.RawMessage(`{"question":"what \"is\" it?"}`)})

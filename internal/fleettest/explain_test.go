@@ -122,7 +122,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 		if f.call != "" {
 			lastCall = call
 			if e, err := nodes[3-seen-at].ExplainCall(t.Context(), call); err != nil || e.Cause != f.call {
-				t.Errorf("%s: the call is %s, want %s: %s, %v", f.fault, e.Cause, f.call, e.Raw, err)
+				t.Errorf("%s: the call is %s, want %s: %+v, %v", f.fault, e.Cause, f.call, e, err)
 			}
 		}
 	}
@@ -204,7 +204,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	explained(limited, id(first), 20*time.Second, "gone")
 	for _, device := range []string{id(first + 1), id(rotated)} {
 		_, explainErr := limited.ExplainDevice(t.Context(), device)
-		_, logErr := limited.DeviceLog(t.Context(), device, apiclient.LogQuery{Limit: 10})
+		_, logErr := apiclient.Get[api.Log](t.Context(), limited.Client, apiclient.Query{"limit": "10"}, "devices", device, "log")
 		_, traceErr := limited.StartTrace(t.Context(), device, api.NewTrace{})
 		_, callErr := limited.ExplainCall(t.Context(), lastCall)
 		for what, err := range map[string]error{"explain": explainErr, "log": logErr, "trace": traceErr, "a call of another key": callErr} {
@@ -216,8 +216,8 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	if out, errs, status := asked.Command(t, "log", id(slices.IndexFunc(explainFaults, func(f explainFault) bool { return f.fault == "hostile-text" }))); status != 0 || strings.ContainsAny(out, "\x1b\x07\u202e") || !utf8.ValidString(out) {
 		t.Errorf("log of a device with hostile texts: status %d\n%q%s", status, out, errs)
 	}
-	if r, err := asked.Refusals(t.Context()); err != nil || len(r.Items) == 0 || r.Items[0].Device != id(first+7) || r.Items[0].Node != "node-2" {
-		t.Errorf("refusals: %s, %v", r.Raw, err)
+	if r, err := apiclient.Get[api.Log](t.Context(), asked.Client, apiclient.Query{"limit": "1000"}, "refusals"); err != nil || len(r.Items) == 0 || r.Items[0].Device != id(first+7) || r.Items[0].Node != "node-2" {
+		t.Errorf("refusals: %+v, %v", r, err)
 	}
 	out, errs, status := asked.Command(t, "explain", "--offline")
 	if t.Logf("fleetd explain --offline: status %d\n%s%s", status, out, errs); status != 3 || !strings.Contains(out, "connect_not_seen") || !strings.Contains(out, "revoked") {
@@ -229,7 +229,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	// A node that does not answer is named, and one that is lost is a cause.
 	seen.Kill(t)
 	if e, err := asked.ExplainDevice(t.Context(), id(lost)); err != nil || !slices.Contains(e.Missing, "node-2") {
-		t.Errorf("with a node that was killed: %s, %v", e.Raw, err)
+		t.Errorf("with a node that was killed: %+v, %v", e, err)
 	}
 	explained(asked, id(lost), 60*time.Second, "node_lost")
 }
@@ -240,7 +240,7 @@ func awaitAcquainted(t testing.TB, nodes []*Node) {
 	t.Helper()
 	for _, n := range nodes {
 		n.Await(t, fmt.Sprintf("every node lists all %d", len(nodes)), 20*time.Second, func() bool {
-			list, err := apiclient.Collect(n.Nodes(t.Context()))
+			list, err := apiclient.Collect(apiclient.List[api.Node](t.Context(), n.Client, nil, "nodes"))
 			return err == nil && len(list) == len(nodes)
 		})
 	}
@@ -270,7 +270,7 @@ func TestExplainWithRecorderOff(t *testing.T) {
 	sim.Report(t)
 	for _, d := range devices {
 		if e := n.explained(t, d.ID, 20*time.Second, "gone"); len(e.Reach) != 0 || len(e.Evidence) == 0 {
-			t.Errorf("%s: %s", d.ID, e.Raw)
+			t.Errorf("%s: %+v", d.ID, e)
 		}
 	}
 	if out, errs, status := n.Command(t, "explain", "--offline"); status != 3 || !regexp.MustCompile(`(?m)^gone +6 `).MatchString(out) {
@@ -301,7 +301,7 @@ func TestStrangersDoNotFillTheLog(t *testing.T) {
 	sim.Report(t)
 	var kinds []string
 	n.Await(t, "the end of its connection is in its log", 30*time.Second, func() bool {
-		l, err := n.DeviceLog(t.Context(), device, apiclient.LogQuery{Kind: "closed", Limit: 10})
+		l, err := apiclient.Get[api.Log](t.Context(), n.Client, apiclient.Query{"kind": "closed", "limit": "10"}, "devices", device, "log")
 		kinds = nil
 		for _, x := range l.Items {
 			kinds = append(kinds, x.Kind+" "+x.Cause)
@@ -320,7 +320,7 @@ func problemCall(err error) string {
 }
 
 // explained waits until a node answers with one of the causes, and returns the explanation.
-func (n *Node) explained(t testing.TB, device string, limit time.Duration, want ...string) (last apiclient.Why) {
+func (n *Node) explained(t testing.TB, device string, limit time.Duration, want ...string) (last api.Why) {
 	t.Helper()
 	for deadline := time.Now().Add(scaledWait(limit)); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		var err error
@@ -329,7 +329,7 @@ func (n *Node) explained(t testing.TB, device string, limit time.Duration, want 
 			return last
 		}
 	}
-	t.Errorf("%s: %s, want %v\n%s", device, last.Cause, want, last.Raw)
+	t.Errorf("%s: %s, want %v\n%+v", device, last.Cause, want, last)
 	return last
 }
 
@@ -420,11 +420,11 @@ func TestOutagesAreExplained(t *testing.T) {
 	cut := alone[0]
 	c.Nodes[2].explained(t, cut, 20*time.Second, "well")
 	if e := asked.explained(t, cut, 20*time.Second, "well", "node_lost"); !slices.Contains(e.Missing, "node-2") {
-		t.Errorf("the node that does not answer is not named: %s", e.Raw)
+		t.Errorf("the node that does not answer is not named: %+v", e)
 	}
 	e := c.Nodes[2].explained(t, stays, 20*time.Second, "well", "node_lost")
 	if !slices.Contains(e.Missing, "node-1") {
-		t.Errorf("asked on the node that is cut off: %s", e.Raw)
+		t.Errorf("asked on the node that is cut off: %+v", e)
 	}
 	c.NATS[2].Break(0, None)
 	for _, id := range []string{stays, cut} {

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/datadir"
 	"fleetd/internal/devicetest"
@@ -320,9 +321,9 @@ func (n *Node) Command(t testing.TB, args ...string) (stdout, stderr string, sta
 }
 
 // List returns all devices.
-func (n *Node) List(t testing.TB) []apiclient.Device {
+func (n *Node) List(t testing.TB) []api.Device {
 	t.Helper()
-	list, err := apiclient.Collect(n.Devices(t.Context(), apiclient.DeviceFilter{}))
+	list, err := apiclient.Collect(n.Devices(t.Context(), nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +339,7 @@ func (n *Node) AwaitReady(t testing.TB, count int) {
 // Ready counts the devices that are online with verified tools.
 func (n *Node) Ready(t testing.TB) (ready int) {
 	t.Helper()
-	list, err := apiclient.Collect(n.Devices(t.Context(), apiclient.DeviceFilter{State: "online"}))
+	list, err := apiclient.Collect(n.Devices(t.Context(), apiclient.Query{"state": "online"}))
 	if err != nil {
 		return -1
 	}

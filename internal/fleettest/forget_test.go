@@ -46,7 +46,7 @@ func TestForgetDeletesPhotosAndEvents(t *testing.T) {
 		return count
 	}
 	photos := func(device string) (count int) {
-		for p, err := range node.Photos(t.Context(), device) {
+		for p, err := range apiclient.List[api.Photo](t.Context(), node.Client, apiclient.Query{"device": device}, "photos") {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func TestForgetDeletesPhotosAndEvents(t *testing.T) {
 	}
 	// It may be back, as a new member.
 	node.Await(t, "the audit has that it was forgotten", 10*time.Second, func() (found bool) {
-		for e, err := range node.Audit(t.Context(), apiclient.AuditFilter{Device: first}) {
+		for e, err := range apiclient.List[api.AuditEntry](t.Context(), node.Client, apiclient.Query{"device": first}, "audit") {
 			if err != nil {
 				t.Fatal(err)
 			}

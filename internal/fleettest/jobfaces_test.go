@@ -140,7 +140,7 @@ func TestJobOverNATS(t *testing.T) {
 		t.Errorf("%+v", j)
 	}
 	c.Nodes[2].Await(t, "the creation is in the audit, once", 20*time.Second, func() bool {
-		entries, err := apiclient.Collect(c.Nodes[2].Audit(t.Context(), apiclient.AuditFilter{Key: key.ID}))
+		entries, err := apiclient.Collect(apiclient.List[api.AuditEntry](t.Context(), c.Nodes[2].Client, apiclient.Query{"key": key.ID}, "audit"))
 		n := 0
 		for _, e := range entries {
 			if e.Action == "create job" && e.Outcome == "ok" && e.Via == "nats" && strings.HasSuffix(e.Detail, first.ID) {

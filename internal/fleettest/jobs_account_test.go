@@ -94,7 +94,7 @@ func (a *jobAccount) resume(ctx context.Context) int {
 }
 
 // job reads a job through one node after the other.
-func (a *jobAccount) job(ctx context.Context, id string) (j apiclient.Job, err error) {
+func (a *jobAccount) job(ctx context.Context, id string) (j api.Job, err error) {
 	for _, n := range a.nodes {
 		if j, err = n.Job(ctx, id); err == nil {
 			return j, nil
@@ -107,7 +107,7 @@ func (a *jobAccount) job(ctx context.Context, id string) (j apiclient.Job, err e
 func (a *jobAccount) rows(t testing.TB, id string) (rows []api.Task) {
 	t.Helper()
 	var report bytes.Buffer
-	if _, err := a.nodes[0].JobReport(t.Context(), id, "ndjson", &report); err != nil {
+	if _, err := a.nodes[0].Download(t.Context(), &report, apiclient.Query{"format": "ndjson"}, "jobs", id, "report"); err != nil {
 		t.Fatal(err)
 	}
 	for lines := bufio.NewScanner(&report); lines.Scan(); {

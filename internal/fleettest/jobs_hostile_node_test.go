@@ -163,7 +163,7 @@ func TestMinuteJob(t *testing.T) {
 	})
 	j, err := node.DoJob(t.Context(), job, "cancel", "", nil)
 	if c := j.Counts; err != nil || c.OK != 1 || c.Superseded != 1 || c.Total != 2 || j.Missed != 0 {
-		t.Errorf("%+v, %v", j.Job, err)
+		t.Errorf("%+v, %v", j, err)
 	}
 	if r := sim.Report(t); r.Totals.Markers["m0"] != 1 {
 		t.Errorf("executed: %v", r.Totals.Markers)

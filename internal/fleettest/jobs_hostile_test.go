@@ -37,7 +37,7 @@ func (c *Cluster) heldBy(t *testing.T, node int, base string, want int) (ids []s
 	t.Helper()
 	c.Nodes[1].Await(t, fmt.Sprintf("node-%d holds %d of %s", node, want, base), 30*time.Second, func() bool {
 		ids = nil
-		list, err := apiclient.Collect(c.Nodes[1].Devices(t.Context(), apiclient.DeviceFilter{}))
+		list, err := apiclient.Collect(c.Nodes[1].Devices(t.Context(), nil))
 		for _, d := range list {
 			if err == nil && d.ID[:len(base)] == base && d.Node == fmt.Sprint("node-", node) && d.State == "online" && d.MCP.CatalogState == "ready" {
 				ids = append(ids, d.ID)
@@ -248,7 +248,7 @@ func TestConcurrencyOverNodes(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			j, _ := a.job(t.Context(), job)
-			t.Fatalf("%+v", j.Job)
+			t.Fatalf("%+v", j)
 		}
 	}
 	c.MQTT.Break(2, None)

@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"fleetd/internal/api"
-	"fleetd/internal/apiclient"
 )
 
 // awaitJob waits until a job has this state.
-func (n *Node) awaitJob(t *testing.T, id, state string) (j apiclient.Job) {
+func (n *Node) awaitJob(t *testing.T, id, state string) (j api.Job) {
 	t.Helper()
 	n.Await(t, "job "+id+" is "+state, time.Minute, func() bool {
 		var err error
@@ -64,7 +63,7 @@ func TestStopLetsTasksEnd(t *testing.T) {
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--fault", "slow", "--slow", "3s")
 	node.AwaitReady(t, fleet)
 	out, errs, status := node.Command(t, "jobs", "run", "device=*", volume, "volume=40", "--concurrency", "2", "--rate", "unlimited", "--stop", "1", "--yes", "--json")
-	var j apiclient.Job
+	var j api.Job
 	if status != 0 || json.Unmarshal([]byte(out), &j) != nil {
 		t.Fatalf("%d %s %s", status, out, errs)
 	}

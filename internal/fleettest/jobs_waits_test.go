@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 )
 
 // A task that waits for the node that holds its device has that reason on every other node: whether that node
@@ -31,7 +32,7 @@ func TestTasksWaitForTheHolder(t *testing.T) {
 	waits := func(reason string) {
 		t.Helper()
 		asked.Await(t, "the task waits for the "+reason, 20*time.Second, func() bool {
-			list, err := asked.Queue(t.Context(), device)
+			list, err := apiclient.Collect(apiclient.List[api.Task](t.Context(), asked.Client, nil, "devices", device, "tasks"))
 			return err == nil && len(list) == 1 && list[0].Reason == reason
 		})
 	}

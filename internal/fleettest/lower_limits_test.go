@@ -4,12 +4,15 @@ import (
 	"io"
 	"testing"
 	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 )
 
 // photos is how many are listed.
 func (n *Node) photos(t *testing.T) (count int) {
 	t.Helper()
-	for _, err := range n.Photos(t.Context(), "") {
+	for _, err := range apiclient.List[api.Photo](t.Context(), n.Client, nil, "photos") {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -13,7 +14,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 // withToken adds the bearer token to every request of an MCP client.
@@ -85,16 +86,16 @@ func textOf(r *mcp.CallToolResult) string {
 }
 
 // withTool returns a device that has the tool.
-func withTool(t testing.TB, node *Node, tool string) apiclient.Device {
+func withTool(t testing.TB, node *Node, tool string) api.Device {
 	t.Helper()
 	for _, d := range node.List(t) {
 		tools, err := node.Tools(t.Context(), d.ID, true)
-		if err == nil && strings.Contains(string(tools.Raw), `"`+tool+`"`) {
+		if err == nil && strings.Contains(fmt.Sprintf("%s", tools.Items), `"`+tool+`"`) {
 			return d
 		}
 	}
 	t.Fatalf("no device has %s", tool)
-	return apiclient.Device{}
+	return api.Device{}
 }
 
 // A host finds devices, reads and calls their tools, sees a photo, and confirms with its
@@ -196,7 +197,7 @@ func TestMCPHosts(t *testing.T) {
 	}
 }
 
-func ids(list []apiclient.Device) (ids []string) {
+func ids(list []api.Device) (ids []string) {
 	for _, d := range list {
 		ids = append(ids, d.ID)
 	}

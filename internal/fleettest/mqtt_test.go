@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devicetest"
 )
@@ -119,7 +120,7 @@ func TestTransportChoice(t *testing.T) {
 			node := programs.Start(t, c.flags...)
 			for _, prefer := range []string{"", "websocket", "mqtt"} {
 				if prefer != "" {
-					patched, err := node.Patch(t.Context(), id, apiclient.DevicePatch{TransportWanted: &prefer})
+					patched, err := node.Patch(t.Context(), id, api.DeviceEdit{TransportWanted: &prefer}, 0)
 					if err != nil || patched.Applies != "next boot" {
 						t.Errorf("%s: %+v, %v", prefer, patched, err)
 					}
@@ -141,7 +142,7 @@ func TestTransportChoice(t *testing.T) {
 			if c.name == "default" { // firmware, where it is sent
 				websocket := "websocket"
 				programs.Simulate(t, node.Info.OTA, "--devices", "3").await(t, node, 3)
-				if _, err := node.Patch(t.Context(), "02:f1:ee:00:00:01", apiclient.DevicePatch{TransportWanted: &websocket}); err != nil {
+				if _, err := node.Patch(t.Context(), "02:f1:ee:00:00:01", api.DeviceEdit{TransportWanted: &websocket}, 0); err != nil {
 					t.Fatal(err)
 				}
 				r := programs.Simulate(t, node.Info.OTA, "--devices", "3").await(t, node, 3)

@@ -114,7 +114,7 @@ func (p *promises) decideOnce(ctx context.Context, n *Node) error {
 		return err
 	}
 	_ = response.Body.Close()
-	if _, err := n.Patch(ctx, id, apiclient.DevicePatch{Name: &name}); err != nil {
+	if _, err := n.Patch(ctx, id, api.DeviceEdit{Name: &name}, 0); err != nil {
 		return err
 	}
 	p.names[id] = name
@@ -146,7 +146,7 @@ func (p *promises) check(t *testing.T, n *Node) {
 		t.Errorf("the secret is another one: %v", err)
 	}
 	p.secret = string(secret)
-	stored := map[string]apiclient.Device{}
+	stored := map[string]api.Device{}
 	for _, d := range n.List(t) {
 		stored[d.ID] = d
 	}
@@ -157,11 +157,11 @@ func (p *promises) check(t *testing.T, n *Node) {
 		}
 	}
 	for _, id := range p.revoked {
-		if d := stored[id]; admissionOf(d) != "revoked" || d.Credentials.Generation == 0 {
+		if d := stored[id]; d.Admission != "revoked" || d.Credentials.Generation == 0 {
 			lost = append(lost, "revocation of "+id)
 		}
 	}
-	keys, err := apiclient.Collect(n.Keys(t.Context()))
+	keys, err := apiclient.Collect(apiclient.List[api.Key](t.Context(), n.Client, nil, "keys"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,11 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
 // newest returns the last figure of a series that is there, summed over its values.
-func newest(s apiclient.Stats, name string) (sum float64, found bool) {
+func newest(s api.Stats, name string) (sum float64, found bool) {
 	for _, series := range s.Series {
 		if series.Name != name {
 			continue
@@ -33,9 +34,9 @@ func TestStatsOfThreeNodes(t *testing.T) {
 	programs.Simulate(t, c.OTA, "--devices", "9")
 	c.AwaitReady(t, 9, time.Minute)
 	asked := c.Nodes[0]
-	stats := func() apiclient.Stats {
+	stats := func() api.Stats {
 		t.Helper()
-		s, err := asked.Stats(t.Context(), time.Now().Add(-10*time.Minute), 0)
+		s, err := apiclient.Get[api.Stats](t.Context(), asked.Client, apiclient.Query{"since": time.Now().Add(-10 * time.Minute).UTC().Format(time.RFC3339)}, "stats")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +47,7 @@ func TestStatsOfThreeNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var s apiclient.Stats
+	var s api.Stats
 	asked.Await(t, "all calls are in the figures", 30*time.Second, func() bool {
 		s = stats()
 		calls, _ := newest(s, "calls")

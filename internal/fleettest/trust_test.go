@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -101,9 +102,9 @@ func TestDecisionsOutliveAKill(t *testing.T) {
 			_, err = node.Revoke(t.Context(), d.ID)
 		case 1:
 			name := "kept"
-			_, err = node.Patch(t.Context(), d.ID, apiclient.DevicePatch{Name: &name})
+			_, err = node.Patch(t.Context(), d.ID, api.DeviceEdit{Name: &name}, 0)
 		case 2:
-			_, err = node.Rotate(t.Context(), d.ID, time.Hour)
+			_, err = apiclient.Send[api.Device](t.Context(), node.Client, apiclient.Request{Method: "POST", Path: []string{"devices", d.ID, "rotate"}, Body: api.Grace{Grace: "1h"}})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -113,7 +114,7 @@ func TestDecisionsOutliveAKill(t *testing.T) {
 		switch again, err := node.Device(t.Context(), d.ID); {
 		case err != nil:
 			t.Fatal(err)
-		case i == 0 && admissionOf(again) != "revoked", i == 1 && again.Name != "kept", i == 2 && again.Credentials.Generation == d.Credentials.Generation:
+		case i == 0 && again.Admission != "revoked", i == 1 && again.Name != "kept", i == 2 && again.Credentials.Generation == d.Credentials.Generation:
 			t.Errorf("after the kill: %+v", again)
 		}
 	}

@@ -111,11 +111,11 @@ func TestWebhooksAreRestored(t *testing.T) {
 	}
 	restored.Run(t)
 	t.Cleanup(func() { restored.Stop(t) })
-	list, err := apiclient.Collect(restored.Webhooks(t.Context()))
+	list, err := apiclient.Collect(apiclient.List[api.Webhook](t.Context(), restored.Client, nil, "webhooks"))
 	if err != nil || len(list) != 1 || list[0].ID != hook.ID {
 		t.Errorf("restored are %+v, %v", list, err)
 	}
-	outcome, err := restored.TestWebhook(t.Context(), hook.ID)
+	outcome, err := apiclient.Send[api.WebhookTest](t.Context(), restored.Client, apiclient.Request{Method: "POST", Path: []string{"webhooks", hook.ID, "test"}})
 	if err != nil || !outcome.Delivered {
 		t.Errorf("test: %+v, %v", outcome, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -26,14 +27,14 @@ func TestClient(t *testing.T) {
 	}
 	ctx := t.Context()
 	id := string(robot)
-	list, err := apiclient.Collect(c.Devices(ctx, apiclient.DeviceFilter{State: "online", Text: "aa"}))
+	list, err := apiclient.Collect(c.Devices(ctx, apiclient.Query{"state": "online", "q": "aa"}))
 	if err != nil || len(list) != 1 || list[0].ID != id || list[0].ConnectedAt.IsZero() || list[0].MCP.Tools != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
 	name := "arm"
 	labels := map[string]*string{"room": new("hall")}
 	transport := "mqtt"
-	if patched, err := c.Patch(ctx, id, apiclient.DevicePatch{Name: &name, Labels: labels, TransportWanted: &transport}); err != nil || patched.Applies != "next boot" {
+	if patched, err := c.Patch(ctx, id, api.DeviceEdit{Name: &name, Labels: labels, TransportWanted: &transport}, 0); err != nil || patched.Applies != "next boot" {
 		t.Errorf("%+v, %v", patched, err)
 	}
 	if d, err := c.Device(ctx, id); err != nil || d.Name != "arm" || d.Labels["room"] != "hall" {
@@ -43,14 +44,14 @@ func TestClient(t *testing.T) {
 	if err != nil || tools.State != "ready" || len(tools.Items) != 2 || string(tools.Items[0]) != devicetest.Volume {
 		t.Errorf("%+v, %v", tools, err)
 	}
-	if again, err := c.Refresh(ctx, id); err != nil || again.Catalog != tools.Catalog {
+	if again, err := apiclient.Send[api.ToolList](ctx, c, apiclient.Request{Method: "POST", Path: []string{"devices", id, "tools", "refresh"}}); err != nil || again.Catalog != tools.Catalog {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if stored, err := c.Catalog(ctx, tools.Catalog); err != nil || len(stored.Items) != 2 {
+	if stored, err := apiclient.Get[api.StoredCatalog](ctx, c, nil, "catalogs", tools.Catalog); err != nil || len(stored.Items) != 2 {
 		t.Errorf("%+v, %v", stored, err)
 	}
-	if history, err := apiclient.Collect(c.DeviceCatalogs(ctx, id)); err != nil || len(history) != 1 {
-		t.Errorf("%s, %v", history, err)
+	if history, err := apiclient.Collect(apiclient.List[api.HistoryEntry](ctx, c, nil, "devices", id, "catalogs")); err != nil || len(history) != 1 {
+		t.Errorf("%+v, %v", history, err)
 	}
 	const tool = "self.audio_speaker.set_volume"
 	call, err := c.Call(ctx, id, tool, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":5}`), Timeout: time.Second})
@@ -62,30 +63,30 @@ func TestClient(t *testing.T) {
 	if !errors.As(err, &problem) || problem.Code != "invalid_arguments" || len(problem.Faults()) != 1 || problem.Faults()[0].Pointer != "/volume" {
 		t.Errorf("%v", err)
 	}
-	if rpc, err := c.MCP(ctx, id, "tools/list", nil, 0); err != nil || rpc.Result == nil {
+	if rpc, err := apiclient.Send[api.RPCResult](ctx, c, apiclient.Request{Method: "POST", Path: []string{"devices", id, "mcp"}, Body: api.RPC{Method: "tools/list"}}); err != nil || rpc.Result == nil {
 		t.Errorf("%+v, %v", rpc, err)
 	}
-	if photos, err := apiclient.Collect(c.Photos(ctx, id)); err != nil || len(photos) != 1 {
+	if photos, err := apiclient.Collect(apiclient.List[api.Photo](ctx, c, apiclient.Query{"device": id}, "photos")); err != nil || len(photos) != 1 {
 		t.Errorf("%+v, %v", photos, err)
 	}
 	var jpeg bytes.Buffer
 	if _, err := c.Photo(ctx, "p1", &jpeg); err != nil || !bytes.Equal(jpeg.Bytes(), f.photos.jpeg) {
 		t.Errorf("%v, %v", jpeg.Bytes(), err)
 	}
-	if err := c.DeletePhoto(ctx, "p1"); err != nil {
+	if err := c.Do(ctx, "DELETE", nil, "photos", "p1"); err != nil {
 		t.Error(err)
 	}
-	if nodes, err := apiclient.Collect(c.Nodes(ctx)); err != nil || len(nodes) != 1 {
+	if nodes, err := apiclient.Collect(apiclient.List[api.Node](ctx, c, nil, "nodes")); err != nil || len(nodes) != 1 {
 		t.Errorf("%+v, %v", nodes, err)
 	}
-	if self, err := c.Self(ctx); err != nil || self.Key != "admin" || !self.Admin || len(self.Scopes) == 0 || !self.Devices.IsZero() || !self.Expires.IsZero() {
+	if self, err := apiclient.Get[api.Self](ctx, c, nil, "self"); err != nil || self.Key != "admin" || !self.Admin || len(self.Scopes) == 0 || !self.Devices.IsZero() || !self.Expires.IsZero() {
 		t.Errorf("%+v, %v", self, err)
 	}
-	if err := c.SetLogLevel(ctx, "debug"); err != nil {
+	if err := c.Do(ctx, "PUT", api.LogLevel{Level: "debug"}, "log-level"); err != nil {
 		t.Error(err)
 	}
-	if level, err := c.LogLevel(ctx); err != nil || level != "debug" {
-		t.Errorf("%s, %v", level, err)
+	if level, err := apiclient.Get[api.LogLevel](ctx, c, nil, "log-level"); err != nil || level.Level != "debug" {
+		t.Errorf("%+v, %v", level, err)
 	}
 	if d, err := c.Diagnose(ctx, id); err != nil || d.Status != 200 || d.Device != id || len(d.Findings) != 1 || d.ServerTime.IsZero() {
 		t.Errorf("%+v, %v", d, err)

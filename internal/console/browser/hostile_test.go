@@ -22,7 +22,7 @@ func TestHostileTextOfPeople(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 2, "--fault", "hostile-text:1")
 	name := hostile
-	if _, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Name: &name}); err != nil {
+	if _, err := n.Patch(t.Context(), first, api.DeviceEdit{Name: &name}, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Call(t.Context(), first, hostile, apiclient.CallRequest{Arguments: json.RawMessage(`{"` + hostile + `":"x"}`)}); err != nil { // for the audit

@@ -93,7 +93,7 @@ func TestWebhooksPage(t *testing.T) {
 	p.click("Save")
 	row("room=lab")
 	row("photo")
-	for h, err := range n.Webhooks(t.Context()) {
+	for h, err := range apiclient.List[api.Webhook](t.Context(), n.Client, nil, "webhooks") {
 		if err != nil || h.URL != receiver.URL+"/token" || h.Select != "room=lab" || strings.Join(h.Types, " ") != "online offline photo" {
 			t.Errorf("%+v, %v", h, err)
 		}
@@ -118,7 +118,7 @@ func TestWebhooksPage(t *testing.T) {
 	p.await("document.querySelector('dialog')?.innerText.includes('/token')")
 	p.do(chromedp.KeyEvent(kb.Enter))
 	p.shows("No webhooks yet.")
-	for h := range n.Webhooks(t.Context()) {
+	for h := range apiclient.List[api.Webhook](t.Context(), n.Client, nil, "webhooks") {
 		t.Errorf("%s is still there", h.ID)
 	}
 }
@@ -194,7 +194,7 @@ func TestTracePage(t *testing.T) {
 	p.click("Start a trace")
 	p.shows("It ends at")
 	ended := func() (count int) {
-		for e, err := range n.Audit(t.Context(), apiclient.AuditFilter{Device: first}) {
+		for e, err := range apiclient.List[api.AuditEntry](t.Context(), n.Client, apiclient.Query{"device": first}, "audit") {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -29,7 +29,7 @@ func TestPhone(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 3)
 	name := "Kitchen speaker"
-	if _, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Name: &name, Labels: map[string]*string{"room": new("kitchen")}}); err != nil {
+	if _, err := n.Patch(t.Context(), first, api.DeviceEdit{Name: &name, Labels: map[string]*string{"room": new("kitchen")}}, 0); err != nil {
 		t.Fatal(err)
 	}
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -162,7 +162,7 @@ func TestNothingIsCut(t *testing.T) {
 		t.Fatal("a call without its confirmation")
 	}
 	n.Await(t, "the refusal in the audit", wait, func() bool {
-		for e, err := range n.Audit(t.Context(), apiclient.AuditFilter{Device: first}) {
+		for e, err := range apiclient.List[api.AuditEntry](t.Context(), n.Client, apiclient.Query{"device": first}, "audit") {
 			if err != nil {
 				t.Fatal(err)
 			}

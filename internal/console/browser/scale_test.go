@@ -10,7 +10,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 	"fleetd/internal/fleettest"
 )
 
@@ -134,7 +134,7 @@ func TestJob(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 5)
 	name := "Kitchen speaker"
-	if _, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Name: &name}); err != nil {
+	if _, err := n.Patch(t.Context(), first, api.DeviceEdit{Name: &name}, 0); err != nil {
 		t.Fatal(err)
 	}
 	p := b.open(t, n, n.Token(t), "/console/jobs/new?select=board%3Dlichuang-dev")

@@ -11,7 +11,6 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"fleetd/internal/api"
-	"fleetd/internal/apiclient"
 	"fleetd/internal/fleettest"
 )
 
@@ -109,7 +108,7 @@ func markupIsBlocked(t *testing.T, p *page) {
 func TestKeys(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 3)
-	_, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Labels: map[string]*string{"room": new("lab")}})
+	_, err := n.Patch(t.Context(), first, api.DeviceEdit{Labels: map[string]*string{"room": new("lab")}}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

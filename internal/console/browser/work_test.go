@@ -184,7 +184,7 @@ func TestPlots(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 3)
 	n.Await(t, "a figure", time.Minute, func() bool {
-		s, err := n.Stats(t.Context(), time.Now().Add(-time.Hour), 0)
+		s, err := apiclient.Get[api.Stats](t.Context(), n.Client, apiclient.Query{"since": time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)}, "stats")
 		if err != nil {
 			return false
 		}
@@ -308,7 +308,7 @@ func TestAuditExport(t *testing.T) {
 		}
 	}
 	n.Await(t, "the calls are in the audit", 20*time.Second, func() bool {
-		found, err := apiclient.Collect(n.Audit(t.Context(), apiclient.AuditFilter{Kind: "call"}))
+		found, err := apiclient.Collect(apiclient.List[api.AuditEntry](t.Context(), n.Client, apiclient.Query{"kind": "call"}, "audit"))
 		return err == nil && len(found) == calls
 	})
 	p := b.openAt(t, n.Info.API, n.Token(t), "/console/audit", `{
@@ -406,7 +406,7 @@ func TestStartsInPlots(t *testing.T) {
 		if r.URL.Path != "/v1/stats" || !without.Load() {
 			return false
 		}
-		s, err := n.Stats(t.Context(), time.Now().Add(-time.Hour), 0)
+		s, err := apiclient.Get[api.Stats](t.Context(), n.Client, apiclient.Query{"since": time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)}, "stats")
 		if err != nil {
 			t.Error(err)
 		}
@@ -417,7 +417,7 @@ func TestStartsInPlots(t *testing.T) {
 				series.Points[len(series.Points)-1] = &mean
 			}
 		}
-		return respond(t, w, http.StatusOK, s.Stats)
+		return respond(t, w, http.StatusOK, s)
 	})
 	// A mark is a dashed line; the series of a plot are not drawn point by point.
 	p := b.openAt(t, front.URL, n.Token(t), "/console/stats", `{
