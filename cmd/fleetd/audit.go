@@ -66,13 +66,13 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 	if cmd.Limit < 1 {
 		return failed("--limit must be above zero, not %d", cmd.Limit)
 	}
-	maps.Copy(filter, apiclient.Query{"device": cmd.Device, "key": cmd.Key, "kind": cmd.Kind, "action": cmd.Tool, "outcome": cmd.Outcome})
+	maps.Copy(filter, apiclient.Query{"device": cmd.Device, "key": cmd.Key, "kind": cmd.Kind, "action": cmd.Tool, "outcome": cmd.Outcome,
+		"limit": strconv.Itoa(min(cmd.Limit, 999) + 1)}) // reports whether there are more
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	filter["limit"] = strconv.Itoa(min(cmd.Limit, 999) + 1) // reports whether there are more
-	seen := make(map[string]int64)                          // the highest number of each run
+	seen := make(map[string]int64) // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
 		entries, cut, err := cmd.fresh(ctx, c, filter, seen, first, begun)

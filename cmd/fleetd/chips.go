@@ -116,7 +116,7 @@ type chipsListCmd struct {
 
 // Run prints the list.
 func (cmd *chipsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, c, cmd.JSON, []string{"SERIAL", "DEVICE", "IMPORTED"}, "no chip keys yet; `fleetd chips import` adds some", func(chip api.Chip) []string {
+	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"SERIAL", "DEVICE", "IMPORTED"}, "no chip keys yet; `fleetd chips import` adds some", func(chip api.Chip) []string {
 		return []string{chip.Serial, cmp.Or(chip.Device, "-"), ago(chip.ImportedAt.Time, a.now())}
 	}, nil, "attestation", "keys")
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"net/http"
 	"slices"
@@ -59,27 +60,30 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 		}
 		return err
 	}
+	return a.look(ctx, d.Watch, !d.JSON && !d.CSV, func(out io.Writer) error { return d.write(ctx, a, c, out) })
+}
+
+// look prints what write writes; with watch again whenever it has changed, after a blank line if that separates, until ctx ends.
+func (a *app) look(ctx context.Context, watch, separate bool, write func(io.Writer) error) error {
 	var shown []byte
 	for {
 		var out bytes.Buffer
-		err := d.write(ctx, a, c, &out)
-		current := out.Bytes()
-		if err != nil {
-			if d.Watch && ctx.Err() != nil {
+		if err := write(&out); err != nil {
+			if watch && ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
-		if !bytes.Equal(current, shown) {
-			if shown != nil && !d.JSON && !d.CSV {
+		if !bytes.Equal(out.Bytes(), shown) {
+			if shown != nil && separate {
 				fmt.Fprintln(a.stdout)
 			}
-			if _, err := a.stdout.Write(current); err != nil {
+			if _, err := a.stdout.Write(out.Bytes()); err != nil {
 				return failed("write: %w", err)
 			}
-			shown = current
+			shown = out.Bytes()
 		}
-		if !d.Watch {
+		if !watch {
 			return nil
 		}
 		select {
@@ -103,52 +107,38 @@ func (d *devicesListCmd) filter() apiclient.Query {
 // write writes all devices.
 func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	filter := d.filter()
-	sheet := csv.NewWriter(out)
 	if d.CSV {
-		_ = sheet.Write(deviceColumns) // Flush reports it
+		return writeSheet(out, c.Devices(ctx, filter))
 	}
-	rows := [][]string{{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}}
-	for answer, err := range apiclient.List[apiclient.Answer[api.Device]](ctx, c, filter, "devices") {
-		if err != nil {
-			sheet.Flush()
-			return err
-		}
-		device := answer.Value
-		switch {
-		case d.JSON:
-			if err := printJSONLine(out, answer.Raw); err != nil {
-				return err
-			}
-			continue
-		case d.CSV:
-			if err := sheet.Write(deviceCells(device)); err != nil {
-				return failed("write: %w", err)
-			}
-			continue
-		}
+	none := "no device matches"
+	if len(filter) == 0 {
+		none = "no devices yet; `fleetd doctor` shows the OTA URL to type into one"
+	}
+	head := []string{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}
+	return printList(ctx, a, out, c, d.JSON, head, none, func(device api.Device) []string {
 		row := []string{device.ID, device.Name, stateCell(device), device.Transport, device.Board, device.Firmware, toolsCell(device), d.seenCell(device, a.now())}
 		for i, cell := range row {
 			row[i] = cmp.Or(cell, "-")
 		}
-		rows = append(rows, row)
+		return row
+	}, filter, "devices")
+}
+
+// writeSheet writes devices as CSV, as far as they could be had.
+func writeSheet(out io.Writer, devices iter.Seq2[api.Device, error]) error {
+	sheet := csv.NewWriter(out)
+	_ = sheet.Write(deviceColumns) // Flush reports it
+	var failure error
+	for device, err := range devices {
+		if failure = err; failure != nil || sheet.Write(deviceCells(device)) != nil {
+			break
+		}
 	}
-	var err error
-	switch {
-	case d.JSON:
-	case d.CSV:
-		sheet.Flush()
-		err = sheet.Error()
-	case len(rows) == 1 && len(filter) == 0:
-		_, err = fmt.Fprintln(out, "no devices yet; `fleetd doctor` shows the OTA URL to type into one")
-	case len(rows) == 1:
-		_, err = fmt.Fprintln(out, "no device matches")
-	default:
-		err = a.table(out, "", rows)
-	}
-	if err != nil {
+	sheet.Flush()
+	if err := sheet.Error(); failure == nil && err != nil {
 		return failed("write: %w", err)
 	}
-	return nil
+	return failure
 }
 
 // deviceColumns are those of `devices --csv`; a later version adds others at the end.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -47,54 +46,16 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 		}
 		return cmd.show(ctx, a, c)
 	}
-	var shown []byte
-	for {
-		var out bytes.Buffer
-		if err := cmd.write(ctx, a, c, &out); err != nil {
-			if cmd.Watch && ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		if !bytes.Equal(out.Bytes(), shown) {
-			if _, err := a.stdout.Write(out.Bytes()); err != nil {
-				return failed("write: %w", err)
-			}
-			shown = out.Bytes()
-		}
-		if !cmd.Watch {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(a.refresh):
-		}
-	}
+	return a.look(ctx, cmd.Watch, false, func(out io.Writer) error { return cmd.write(ctx, a, c, out) })
 }
 
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
-	rows := [][]string{{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}}
-	for answer, err := range apiclient.List[apiclient.Answer[api.Job]](ctx, c, apiclient.Query{"state": cmd.State, "device": cmd.Device}, "jobs") {
-		if err == nil && cmd.JSON {
-			err = printJSONLine(out, answer.Raw)
-		}
-		if err != nil {
-			return err
-		}
-		j := answer.Value
+	head := []string{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}
+	return printList(ctx, a, out, c, cmd.JSON, head, "no jobs; `fleetd jobs run SELECT TOOL` starts one", func(j api.Job) []string {
 		n := j.Counts
-		rows = append(rows, []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
-			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy})
-	}
-	if cmd.JSON {
-		return nil
-	}
-	if len(rows) == 1 {
-		_, err := fmt.Fprintln(out, "no jobs; `fleetd jobs run SELECT TOOL` starts one")
-		return err
-	}
-	return aligned(out, "", rows, a.columns)
+		return []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
+			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy}
+	}, apiclient.Query{"state": cmd.State, "device": cmd.Device}, "jobs")
 }
 
 // show prints one job, and follows it with --watch.

@@ -81,7 +81,7 @@ type keysListCmd struct {
 // Run prints the keys.
 func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}
-	return printList(ctx, a, c, cmd.JSON, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
+	return printList(ctx, a, a.stdout, c, cmd.JSON, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
 		return []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
 	}, nil, "keys")
 }

@@ -23,7 +23,7 @@ type nodesCmd struct {
 
 // Run prints the nodes.
 func (cmd *nodesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, c, cmd.JSON, []string{"NAME", "VERSION", "DEVICES", "STARTED", "API"}, "", func(n api.Node) []string {
+	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"NAME", "VERSION", "DEVICES", "STARTED", "API"}, "", func(n api.Node) []string {
 		return []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), ago(n.Started.Time, a.now()), cmp.Or(n.API, "-")}
 	}, nil, "nodes")
 }

@@ -38,7 +38,7 @@ func (cmd *photosListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 	}
 	query := apiclient.Query{"device": cmd.Device}
 	if cmd.Output == "" {
-		return printList(ctx, a, c, cmd.JSON, []string{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}, "no photos", func(p api.Photo) []string {
+		return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}, "no photos", func(p api.Photo) []string {
 			return []string{p.ID, p.Device, p.TakenAt.UTC().Format(time.RFC3339), cmp.Or(p.Kind, "-"), sizeText(p.Bytes), cmp.Or(p.Question, "-")}
 		}, query, "photos")
 	}

@@ -209,7 +209,7 @@ type policyVersionsCmd struct {
 
 // Run lists the versions.
 func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, c, cmd.JSON, []string{"VERSION", "CHANGED", "BY", "RULES"}, "the rules were never changed", func(v api.PolicyVersion) []string {
+	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"VERSION", "CHANGED", "BY", "RULES"}, "the rules were never changed", func(v api.PolicyVersion) []string {
 		return []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)}
 	}, nil, "policy", "versions")
 }

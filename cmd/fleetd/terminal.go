@@ -80,11 +80,11 @@ func printSent[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON b
 }
 
 // printList prints the list at a path: with --json each element as the server sent it, else a table of cells, or none if it is empty.
-func printList[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON bool, head []string, none string, cells func(T) []string, query apiclient.Query, path ...string) error {
+func printList[T any](ctx context.Context, a *app, w io.Writer, c *apiclient.Client, asJSON bool, head []string, none string, cells func(T) []string, query apiclient.Query, path ...string) error {
 	rows := [][]string{head}
 	for item, err := range apiclient.List[apiclient.Answer[T]](ctx, c, query, path...) {
 		if err == nil && asJSON {
-			err = printJSONLine(a.stdout, item.Raw)
+			err = printJSONLine(w, item.Raw)
 		}
 		if err != nil {
 			return err
@@ -97,10 +97,10 @@ func printList[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON b
 	case asJSON:
 		return nil
 	case len(rows) == 1 && none != "":
-		_, err := fmt.Fprintln(a.stdout, none)
+		_, err := fmt.Fprintln(w, none)
 		return err
 	}
-	return a.table(a.stdout, "", rows)
+	return a.table(w, "", rows)
 }
 
 // narrowest is how far a column is cut on a narrow terminal, in cells of the terminal.

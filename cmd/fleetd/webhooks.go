@@ -27,7 +27,7 @@ type webhooksListCmd struct {
 // Run prints the webhooks.
 func (cmd *webhooksListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	head := []string{"ID", "STATE", "TYPES", "SELECT", "CREATED BY", "DELIVERED", "LAST", "URL", "PROBLEM"}
-	return printList(ctx, a, c, cmd.JSON, head, "no webhooks yet; `fleetd webhooks create` makes one", func(h api.Webhook) []string {
+	return printList(ctx, a, a.stdout, c, cmd.JSON, head, "no webhooks yet; `fleetd webhooks create` makes one", func(h api.Webhook) []string {
 		types, problem := strings.Join(h.Types, ","), h.Reason
 		if h.OfflineFor != "" {
 			types += " (offline for " + h.OfflineFor + ")"
