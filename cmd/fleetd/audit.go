@@ -266,15 +266,11 @@ func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report api.Audit
 		}
 		return apiclient.Send[api.AuditReport](ctx, c, apiclient.Request{Path: []string{"audit", "verify"}, Query: filter, Timeout: apiclient.BulkTimeout})
 	}
-	in := a.stdin
-	if cmd.File != "-" {
-		f, err := os.Open(cmd.File)
-		if err != nil {
-			return report, failed("read the export: %w", err)
-		}
-		defer f.Close()
-		in = f
+	in, err := input(a.stdin, cmd.File)
+	if err != nil {
+		return report, failed("read the export: %w", err)
 	}
+	defer in.Close()
 	key, err := cmd.key(a)
 	if err != nil {
 		return report, err

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 
 	"fleetd/internal/api"
@@ -53,16 +52,12 @@ func (cmd *chipsImportCmd) Run(ctx context.Context, a *app) error {
 
 // readChips reads the file. Its errors name lines and never show their text, which may be a key.
 func readChips(stdin io.Reader, name string) ([]api.NewChip, error) {
-	input := stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, failed("%w", err)
-		}
-		defer f.Close()
-		input = f
+	in, err := input(stdin, name)
+	if err != nil {
+		return nil, failed("%w", err)
 	}
-	lines := csv.NewReader(input)
+	defer in.Close()
+	lines := csv.NewReader(in)
 	lines.Comment, lines.FieldsPerRecord, lines.TrimLeadingSpace, lines.ReuseRecord = '#', -1, true, true
 	var chips []api.NewChip
 	for {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -95,15 +94,11 @@ const maxPolicyFile = 1 << 20
 // Run replaces the rules. A document that names the version it was made from is checked against the one in force; else
 // the one in force a moment ago is meant.
 func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
-	in := a.stdin
-	if cmd.File != "-" {
-		f, err := os.Open(cmd.File)
-		if err != nil {
-			return failed("read the policy: %w", err)
-		}
-		defer f.Close()
-		in = f
+	in, err := input(a.stdin, cmd.File)
+	if err != nil {
+		return failed("read the policy: %w", err)
 	}
+	defer in.Close()
 	text, err := io.ReadAll(io.LimitReader(in, maxPolicyFile))
 	if err != nil {
 		return failed("read the policy: %w", err)
@@ -154,29 +149,18 @@ type policyExplainCmd struct {
 
 // Run prints which rule decides.
 func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
-	values, err := splitValues(cmd.Values)
+	arguments, err := guessedArguments("", cmd.Values)
 	if err != nil {
 		return err
-	}
-	var arguments json.RawMessage
-	if len(values) > 0 {
-		members := make(map[string]json.RawMessage)
-		for _, v := range values {
-			if members[v.key] = json.RawMessage(v.value); !v.isJSON {
-				if members[v.key], err = guess(v.value); err != nil {
-					return err
-				}
-			}
-		}
-		if arguments, err = json.Marshal(members); err != nil {
-			return failed("encode the arguments: %w", err)
-		}
 	}
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	query := apiclient.Query{"key": cmd.Key, "device": cmd.Device, "tool": cmd.Tool, "via": cmd.Via, "arguments": string(arguments)}
+	query := apiclient.Query{"key": cmd.Key, "device": cmd.Device, "tool": cmd.Tool, "via": cmd.Via}
+	if len(cmd.Values) > 0 {
+		query["arguments"] = string(arguments)
+	}
 	return printAnswer(ctx, a, c, cmd.JSON, a.printDecision, query, "policy", "explain")
 }
 

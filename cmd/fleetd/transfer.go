@@ -26,20 +26,19 @@ type importCmd struct {
 
 // Run sends the file and prints the result.
 func (cmd *importCmd) Run(ctx context.Context, a *app) error {
-	input, size := a.stdin, int64(-1)
-	if cmd.File != "-" {
-		f, err := os.Open(cmd.File)
-		if err != nil {
-			return failed("%w", err)
-		}
-		defer f.Close()
+	in, err := input(a.stdin, cmd.File)
+	if err != nil {
+		return failed("%w", err)
+	}
+	defer in.Close()
+	size := int64(-1)
+	if f, isFile := in.(*os.File); isFile {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
 			size = info.Size()
 		}
-		input = f
 	}
 	// The buffer only serves to see the first byte; a read from it is otherwise one of the file.
-	buffered := bufio.NewReader(input)
+	buffered := bufio.NewReader(in)
 	format, err := fileFormat(cmd.File, buffered)
 	if err != nil {
 		return err
@@ -66,6 +65,14 @@ func (cmd *importCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	return printImport(a.stdout, report)
+}
+
+// input opens a file; - is standard input.
+func input(stdin io.Reader, name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(stdin), nil
+	}
+	return os.Open(name)
 }
 
 // fileFormat finds the format by the file's name, else by its first byte.
