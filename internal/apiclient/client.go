@@ -234,8 +234,10 @@ func (c *Client) Do(ctx context.Context, method string, body any, path ...string
 
 // Send sends a request and returns the answer.
 func Send[T any](ctx context.Context, c *Client, r Request) (answer T, err error) {
-	_, err = c.send(ctx, r, &answer)
-	return answer, err
+	if _, err = c.send(ctx, r, &answer); err != nil {
+		return *new(T), err // not what was decoded before the fault
+	}
+	return answer, nil
 }
 
 // Get returns what is at a path.

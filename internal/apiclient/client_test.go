@@ -161,12 +161,19 @@ func TestPaging(t *testing.T) {
 func TestPagingFails(t *testing.T) {
 	cases := []struct{ name, answer, want string }{
 		{"endless", `{"items":[],"next_cursor":"same"}`, "the same page of /v1/devices twice"},
+		{"half ours", `{"items":[{"id":"a"},{"id":5}]}`, "is it the API of a fleetd node?"},
 		{"not ours", `<html>`, "is it the API of a fleetd node?"},
 	}
 	for _, tc := range cases {
 		c := newServer(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, tc.answer) })
-		if _, err := Collect(c.Devices(t.Context(), nil)); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		var last error
+		for d, err := range c.Devices(t.Context(), nil) {
+			if last = err; err == nil {
+				t.Errorf("%s: %q of a page that is not whole", tc.name, d.ID)
+			}
+		}
+		if last == nil || !strings.Contains(last.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", tc.name, last, tc.want)
 		}
 	}
 }
