@@ -3,6 +3,7 @@ package attacks
 import (
 	"bytes"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -42,6 +43,10 @@ func shares(a *attacker) {
 					"Authorization", "Bearer "+a.token, "Content-Type", "application/json", "Idempotency-Key", fmt.Sprint("admin", round, i, time.Now().UnixNano()))
 				if a.ctx.Err() == nil && !strings.HasPrefix(outcome, "20") && !refused.Swap(true) {
 					a.Errorf("shares: the administrator's %s: %s, %.300s", of.path, outcome, body)
+				}
+				var made struct{ ID string }
+				if of.path == "/v1/webhooks" && json.Unmarshal([]byte(body), &made) == nil && made.ID != "" { // it would follow the events from here on
+					a.request(client, http.MethodDelete, a.node.Info.API+of.path+"/"+made.ID, "", "Authorization", "Bearer "+a.token)
 				}
 			}
 			a.pause(5 * time.Second)
