@@ -17,3 +17,9 @@ var FS embed.FS
 // Lowest is the lowest schema version that a program must support to use the database after all migrations, as the last one of
 // them that raises it says. While nodes run that do not support it, nothing is migrated.
 const Lowest = 23
+
+// First is the version of the first file. FirstCommit is the last commit whose fleetd migrates databases of older versions to it.
+const (
+	First       = 23
+	FirstCommit = "a749a4a"
+)

@@ -92,6 +92,10 @@ func readArchive(name string, use func(f archivedFile, mode fs.FileMode, content
 		return m, fmt.Errorf("%s was made by fleetd %q in a newer format (%d; this fleetd supports up to %d); restore it with that version", name, m.Version, m.Format, archiveFormat)
 	case m.Schema > database.SchemaVersion():
 		return m, fmt.Errorf("%s was made by fleetd %q and holds a database of schema version %d; this fleetd supports up to %d; restore it with that version", name, m.Version, m.Schema, database.SchemaVersion())
+	case m.Schema > 0:
+		if err := database.CheckMigratable(m.Schema); err != nil {
+			return m, fmt.Errorf("%s was made by fleetd %q and holds a database: %w", name, m.Version, err)
+		}
 	}
 	missing := map[string]archivedFile{}
 	for _, f := range m.Files {

@@ -292,6 +292,7 @@ func TestRestoreRefuses(t *testing.T) {
 		{"manifest of something else", made(func(m *manifest) { m.Kind = "x" }, secret), "is not a backup"},
 		{"newer format", made(func(m *manifest) { m.Format++ }, secret), "in a newer format"},
 		{"newer schema", made(func(m *manifest) { m.Schema, m.Version = 999, "v9" }, secret), "schema version 999"},
+		{"older schema", made(func(m *manifest) { m.Schema, m.Version = 22, "v0" }, secret), "commit a749a4a"},
 		{"wrong checksum", made(same, entry{name: datadir.FileSecret, content: "5ecret"}), "checksum of secret is wrong"},
 		{"wrong size", made(same, entry{name: datadir.FileSecret, content: "s3cret+"}), "differs from its manifest"},
 		{"a file is missing", made(same), "secret is missing"},

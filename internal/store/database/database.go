@@ -199,7 +199,7 @@ func (db *DB) Close() (err error) {
 // Upgrade migrates the schema to the version of this program. Only migrating may take longer than
 // checkTimeout.
 func (db *DB) Upgrade(ctx context.Context, log *slog.Logger) error {
-	options := []goose.ProviderOption{goose.WithLogger(goose.NopLogger()), goose.WithDisableGlobalRegistry(true), goose.WithGoMigrations(db.goMigrations(log)...)}
+	options := []goose.ProviderOption{goose.WithLogger(goose.NopLogger()), goose.WithDisableGlobalRegistry(true)}
 	check, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	if db.dialect == goose.DialectPostgres {
@@ -225,9 +225,14 @@ func (db *DB) Upgrade(ctx context.Context, log *slog.Logger) error {
 		if have >= want { // a newer node has migrated it, or this one
 			return db.Check(check)
 		}
-		if db.Postgres() {
-			if err := db.checkOldNodes(ctx, have); err != nil {
-				return err
+		if have > 0 {
+			if err := CheckMigratable(have); err != nil {
+				return fmt.Errorf("%w: %s: %w", ErrConfig, db.Where, err)
+			}
+			if db.Postgres() && have < migrations.Lowest {
+				if err := db.CheckOldNodes(ctx, migrations.Lowest); err != nil {
+					return err
+				}
 			}
 		}
 		applied, err := db.migrate(ctx, provider, log)
@@ -263,11 +268,11 @@ func (db *DB) Check(ctx context.Context) error {
 // lowestKey is that of the lowest schema version which a program must support, in the table fleet.
 const lowestKey = "lowest_schema"
 
+// logEvery is the longest time between two log lines of a migration.
+const logEvery = 5 * time.Second
+
 // migrate applies missing migrations, and logs the progress.
 func (db *DB) migrate(ctx context.Context, provider *goose.Provider, log *slog.Logger) ([]*goose.MigrationResult, error) {
-	// A migration in Go runs on another connection than the lock.
-	db.Admin.SetMaxOpenConns(2)
-	defer db.Admin.SetMaxOpenConns(1)
 	began := time.Now()
 	done := make(chan struct{})
 	ended := make(chan struct{})

@@ -2,16 +2,16 @@ package storetest
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/pressly/goose/v3"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
@@ -189,41 +189,90 @@ func testForeignSchema(t *testing.T, db Database) {
 	}
 }
 
-// testFirstSchema migrates a database of the first release.
-func testFirstSchema(t *testing.T, db Database) {
+// schema23 has what the migrations before the first one of this sequence made.
+//
+//go:embed testdata/schema23/*.sql
+var schema23 embed.FS
+
+// makeSchema23 makes such a database.
+func makeSchema23(t *testing.T, db Database) {
+	t.Helper()
 	db.Clear(t)
-	const name = "0001_devices.sql"
-	frozen, err := firstSchema.ReadFile("testdata/first/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if now, err := migrations.FS.ReadFile(name); err != nil || string(now) != string(frozen) {
-		t.Errorf("%s was changed after it was frozen; put the change in a new file (error %v)", name, err)
-	}
-	dialect := goose.DialectSQLite3
+	name := "sqlite"
 	if db.Postgres {
-		dialect = goose.DialectPostgres
-		db.Exec(t, `CREATE COLLATION "binary" (provider = libc, locale = 'C')`)
+		name = "postgres"
 	}
-	provider, err := goose.NewProvider(dialect, db.Raw, firstFS(t), goose.WithLogger(goose.NopLogger()))
+	text, err := schema23.ReadFile("testdata/schema23/" + name + ".sql")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := provider.Up(t.Context()); err != nil {
+	db.Exec(t, string(text))
+}
+
+// columnsAndIndexes are the columns of all tables, in their order, and the indexes.
+func (d Database) columnsAndIndexes(t *testing.T) (list []string) {
+	t.Helper()
+	query := `SELECT m.name || ' ' || c.cid || ' ' || c.name || ' ' || c.type || ' ' || c."notnull" || ' ' || coalesce(c.dflt_value, '') || ' ' || c.pk || ' ' || c.hidden
+ FROM sqlite_master m JOIN pragma_table_xinfo(m.name) c WHERE m.type = 'table'
+ UNION ALL SELECT coalesce(sql, name) FROM sqlite_master WHERE type = 'index' ORDER BY 1`
+	if d.Postgres {
+		query = `SELECT concat_ws(' ', table_name, ordinal_position, column_name, data_type, is_nullable, column_default, collation_name, generation_expression)
+ FROM information_schema.columns WHERE table_schema = 'public'
+ UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1`
+	}
+	rows, err := d.Raw.Query(query)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, line)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// testOlderSchema: a database of an older version is refused with the commit that migrates it, and stays as it is.
+func testOlderSchema(t *testing.T, db Database) {
+	makeSchema23(t, db)
+	db.Exec(t, `DELETE FROM goose_db_version WHERE version_id = $1`, migrations.First)
+	if text := refused(t, db.URL); !strings.Contains(text, "22") || !strings.Contains(text, "commit a749a4a") {
+		t.Errorf("the sentence does not say what to do: %s", text)
+	}
+	if n := db.Count(t, `SELECT max(version_id) FROM goose_db_version`); n != migrations.First-1 {
+		t.Errorf("its version is %d now", n)
+	}
+}
+
+// testTakenOver uses a database of the version at which this sequence of migrations began: it has the same columns and indexes as a
+// new one, and its rows are read.
+func testTakenOver(t *testing.T, db Database) {
+	other := db // which Clear empties
+	if !db.Postgres {
+		other = SQLite(t)
+	}
+	closeStore(t, openStore(t, other.URL))
+	fresh := other.columnsAndIndexes(t)
+	makeSchema23(t, db)
 	text := catalogOf(`[{"name":"a"}]`)
-	db.Exec(t, `INSERT INTO devices VALUES ('x', 'client', '', 'member', 'Name', 'name', '{"k":"v"}', '', 'board', '2.4', 'elf',
- 'chip', 'en', '', TRUE, 1, 2)`)
-	db.Exec(t, `INSERT INTO presence VALUES ('x', 5, 6, TRUE, 'n', 's', 'client', 'mqtt', '', 3, 4, 'ready', '', $1, FALSE, 2)`, text.Hash.String())
-	db.Exec(t, `INSERT INTO catalogs VALUES ($1, $2, 'text', 1, 14, 1)`, text.Hash.String(), string(text.Tools))
+	db.Add(t, devices.Device{ID: "x", ClientID: "client", Name: "Name", Labels: map[string]string{"k": "v"}, Board: "board", Firmware: "2.4", ELF: "elf", Chip: "chip", ActivateV2: true,
+		FirstSeen: time.UnixMicro(1), CheckedAt: time.UnixMicro(2)})
+	db.Exec(t, `INSERT INTO catalogs VALUES ($1, $2, 'text', 1, 14, 1, 1)`, text.Hash.String(), string(text.Tools))
 	db.Exec(t, `INSERT INTO catalog_history VALUES ('x', 5, 6, $1, '2.4', 'elf', FALSE, 7)`, text.Hash.String())
-	db.Exec(t, `INSERT INTO credential_exceptions VALUES ('x', 2, TRUE, 'lost', 8)`)
 	db.Exec(t, `INSERT INTO fleet VALUES ('secret_fingerprint', 'fp')`)
 
 	s := openStore(t, db.URL)
+	if got := db.columnsAndIndexes(t); !slices.Equal(got, fresh) {
+		t.Errorf("the schema is not that of a new database: %q, want %q", got, fresh)
+	}
 	row := find(t, s, "x")
-	if row.Device.Labels["k"] != "v" || !row.Device.ActivateV2 || row.Presence.Epoch != 5 || row.Presence.Catalog != text.Hash || !row.Presence.Online {
+	if row.Device.Labels["k"] != "v" || !row.Device.ActivateV2 || row.Presence.Reason != "never_connected" {
 		t.Errorf("row %+v", row)
 	}
 	if got, err := s.Catalog(t.Context(), text.Hash); err != nil || string(got.Tools) != string(text.Tools) {
@@ -231,9 +280,6 @@ func testFirstSchema(t *testing.T, db Database) {
 	}
 	if e := history(t, s, "x"); len(e) != 1 || e[0].At.UnixMicro() != 7 {
 		t.Errorf("history %+v", e)
-	}
-	if n := db.Count(t, `SELECT count(*) FROM credential_exceptions WHERE generation = 2 AND revoked`); n != 1 {
-		t.Error("the exception is gone")
 	}
 	db.checkCounts(t)
 	if err := s.Fingerprint(t.Context(), "fp"); err != nil {

@@ -50,7 +50,6 @@ func RunLedger(t *testing.T, makeDatabase Maker) {
 		{"changes whose caller has left", testLate},
 		{"text that Postgres refuses, decided", testDecidedText},
 		{"while the database is away", testDecideAway},
-		{"from the schema before the registry", testRegistryMigration},
 		{"nodes of an older version are named", testOldNodes},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })

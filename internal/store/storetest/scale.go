@@ -3,25 +3,19 @@ package storetest
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"testing/fstest"
 	"time"
-
-	"github.com/pressly/goose/v3"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
 	"fleetd/internal/store/ledger"
-	"fleetd/migrations"
 )
 
 // ScaleEnvironment names how many devices BenchmarkLists and the measurements make that have the build
@@ -37,67 +31,9 @@ func scaleDevices(t *testing.T) int {
 	return n
 }
 
-// migrateTo applies the files up to a version.
-func migrateTo(t testing.TB, db Database, version int) {
-	t.Helper()
-	files := fstest.MapFS{}
-	names, err := fs.Glob(migrations.FS, "*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		if n, _ := strconv.Atoi(strings.SplitN(name, "_", 2)[0]); n <= version {
-			text, err := migrations.FS.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			files[name] = &fstest.MapFile{Data: text}
-		}
-	}
-	dialect := goose.DialectSQLite3
-	if db.Postgres {
-		dialect = goose.DialectPostgres
-		db.Exec(t, `CREATE COLLATION IF NOT EXISTS "binary" (provider = libc, locale = 'C')`)
-	}
-	provider, err := goose.NewProvider(dialect, db.Raw, files, goose.WithLogger(goose.NopLogger()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := provider.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// fillOld fills the schema before the registry with n devices, of which every
-// tenth has connected.
-func fillOld(t testing.TB, db Database, n int) {
-	t.Helper()
-	series := fmt.Sprintf(`generate_series(1, %d) AS s (i)`, n)
-	id := `substr(md5(i::text), 1, 12) || i`
-	if !db.Postgres {
-		series = fmt.Sprintf(`(WITH RECURSIVE s (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < %d) SELECT i FROM s) AS s`, n)
-		id = `printf('%012x', (i * 2654435761) % 281474976710656) || i`
-	}
-	db.Exec(t, `INSERT INTO devices (device, client_id, pending_client_id, admission, name, name_folded, labels, preferred_transport, board, firmware,
- elf_sha256, chip, language, serial, activate_v2, first_seen, checked_at, edited_at)
- SELECT `+id+`, 'client-' || i, '', 'member', 'Lamp ' || i, 'lamp ' || i, '{"floor":"' || (i % 7) || '","room":"' || (i % 100) || '","site":"' || (i % 5) || '"}', '',
- 'board-' || (i % 20), '2.' || (i % 30) || '.1', '', 'esp32s3', 'en', '', TRUE, i, i, i FROM `+series)
-	db.Exec(t, `INSERT INTO presence (device, epoch, seq, online, node, session, client_id, transport, reason, connected_at, last_seen, mcp_state, mcp_error,
- catalog, catalog_partial, tool_count, generation)
- SELECT device, 5, 6, FALSE, 'n', 's', 'c', 'mqtt', 'closed', 3, 4, 'ready', '', '', FALSE, 2, 0 FROM devices WHERE checked_at % 10 = 0`)
-}
-
-// RunScale prints the figures of a fleet of many devices: migration, import
-// beside decisions of others, snapshot.
+// RunScale prints the figures of a fleet of many devices: snapshot, and import beside decisions of others.
 func RunScale(t *testing.T, makeDatabase Maker) {
-	n := scaleDevices(t)
 	db := makeDatabase(t)
-	migrateTo(t, db, 9)
-	began := time.Now()
-	fillOld(t, db, n)
-	t.Logf("old schema filled in %s", time.Since(began))
-
-	began = time.Now()
 	s, err := store.Open(t.Context(), db.URL, "", slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -106,19 +42,12 @@ func RunScale(t *testing.T, makeDatabase Maker) {
 	if err := s.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("migrated %d devices in %s", n, time.Since(began))
-	if got := db.Count(t, `SELECT count(*) FROM device_labels`); got != 3*n {
-		t.Errorf("%d labels, want %d", got, 3*n)
-	}
-	if got := db.Count(t, `SELECT count(*) FROM devices WHERE firmware_key = ''`); got != 0 {
-		t.Errorf("%d devices without a key of their firmware", got)
-	}
-	checkCounts(t, db)
-
 	l := ledger.New(s, slog.New(slog.DiscardHandler))
 	t.Cleanup(l.Close)
+	importScale(t, l, scaleDevices(t), false)
+	checkCounts(t, db)
 	for range 2 {
-		began = time.Now()
+		began := time.Now()
 		members := 0
 		if _, err := l.Snapshot(t.Context(), func(devices.Member) { members++ }); err != nil {
 			t.Fatal(err)
