@@ -133,8 +133,7 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 		return nil, err
 	}
 	n.ledger = ledger.New(n.store, n.log)
-	always := func() bool { return true }
-	n.link = cluster.New(cluster.Options{Conn: n.conn, Prefix: prefix, Mint: mint, Node: name, IsConnected: n.up.Load, AllStampHops: always, AllStampBroadcasts: always, Log: n.log})
+	n.link = cluster.New(cluster.Options{Conn: n.conn, Prefix: prefix, Mint: mint, Node: name, IsConnected: n.up.Load, Log: n.log})
 	others := n.link.Peers()
 	n.leases = lease.New(lease.Options{Node: name, Version: "simulated", Started: time.Now().UTC(), Lifetime: o.lease, Database: n.store, Devices: n.held, API: func() string { return "" },
 		Refresh: n.refresh, IsConnected: n.up.Load, Log: n.log})

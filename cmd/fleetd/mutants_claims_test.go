@@ -149,7 +149,7 @@ var claimMutants = []mutant{
 		in: "Recorder.forgetLocked", old: "ring.clear(pos)", new: ""},
 
 	{claim: "N1", pkg: "internal/cluster", test: "TestForgedChanges", breaks: "changes are signed",
-		in: "Link.verifyBroadcast", old: "l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(id), verb, msg.Data)", new: `msg.Header.Get(HeaderHop) != ""`},
+		in: "Link.verifyBroadcast", old: "l.opt.Mint.IsHop(signature, string(id), stampKind+verb, stamped(list, from, \"\", msg.Data))", new: `signature != ""`},
 	{claim: "N8", pkg: "internal/cluster", test: "TestClaimsCannotBeRepeated", breaks: "a claim is accepted once",
 		in: "Link.acceptOnce", old: "err = l.replays.accept", new: "_ = l.replays.accept"},
 	{claim: "N2", pkg: "internal/cluster", test: "TestHopsCannotBeRepeated", breaks: "a number is taken once",

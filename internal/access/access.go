@@ -129,7 +129,7 @@ const (
 	KeyOpen    = "open"    // --api-auth none
 	KeyVoice   = "voice"   // the chat server of --voice-upstream
 	KeyGateway = "gateway" // the daily token of the gateway's API
-	KeyFleet   = "fleet"   // a node of an older version, which accepts only admins
+	KeyFleet   = "fleet"   // another node of the fleet, which asks on its own behalf
 )
 
 // NewCaller returns a caller with its encoding for other nodes.

@@ -27,10 +27,10 @@ func (c *Caller) encode() []byte {
 }
 
 // AppendPrincipal appends a principal as one line of JSON, for a header to another node of the
-// fleet. The sender signs it.
+// fleet: nothing for Fleet. The sender signs it.
 func AppendPrincipal(dst []byte, b Principal) []byte {
-	if b.Caller == Fleet { // nodes of an older version write and read only that
-		return append(dst, b.Via...)
+	if b.Caller == Fleet {
+		return dst
 	}
 	dst = jsonspan.AppendString(append(dst, `{"via":`...), string(b.Via))
 	dst = jsonspan.AppendString(append(dst, `,"from":`...), b.From)
@@ -50,11 +50,10 @@ type Reader struct {
 // maxKnown is how many callers are cached: about as many as keys can be in use.
 const maxKnown = 4096
 
-// Parse parses a header. Nodes of an older version sent only the interface, and accepted only
-// admins. A header that cannot be parsed gives a principal without rights.
+// Parse parses a header. One that cannot be parsed gives a principal without rights.
 func (r *Reader) Parse(header string) Principal {
-	if len(header) == 0 || header[0] != '{' {
-		return Principal{Caller: Fleet, Via: Via(header)}
+	if header == "" {
+		return Principal{Caller: Fleet}
 	}
 	var b Principal
 	walk := jsonspan.Object([]byte(header))

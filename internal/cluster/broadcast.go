@@ -65,21 +65,13 @@ func (p *peers) list() string {
 func (l *Link) broadcast(subject, verb string, id devices.ID, body []byte) error {
 	from := l.nonce + "." + strconv.FormatUint(l.sent.Add(1), 36)
 	msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{HeaderStamp: []string{l.stamp(id, verb, l.peers.list(), from, "", body)}}}
-	if !l.opt.AllStampBroadcasts() { // for nodes of an older version
-		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, body)}
-	}
 	return l.opt.Conn.PublishMsg(msg)
 }
 
 // verifyBroadcast reports whether another node signed a broadcast, and returns the
-// nonces and the sender in its stamp. Both are empty if there is no stamp, as in
-// broadcasts of older versions.
+// nonces and the sender in its stamp.
 func (l *Link) verifyBroadcast(msg *nats.Msg, verb string, id devices.ID) (list, from string, ok bool) {
-	stamp := msg.Header.Get(HeaderStamp)
-	if stamp == "" {
-		return "", "", !l.opt.AllStampBroadcasts() && l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(id), verb, msg.Data)
-	}
-	list, rest, _ := strings.Cut(stamp, " ")
+	list, rest, _ := strings.Cut(msg.Header.Get(HeaderStamp), " ")
 	from, signature, _ := strings.Cut(rest, " ")
 	return list, from, l.opt.Mint.IsHop(signature, string(id), stampKind+verb, stamped(list, from, "", msg.Data))
 }
@@ -89,11 +81,10 @@ func (l *Link) verifyBroadcast(msg *nats.Msg, verb string, id devices.ID) (list,
 func (l *Link) acceptOnce(msg *nats.Msg, verb string, id devices.ID) bool {
 	list, from, ok := l.verifyBroadcast(msg, verb, id)
 	var err error
-	switch {
-	case !ok:
-		err = access.ErrToken
-	case from != "":
+	if ok {
 		err = l.replays.accept(from, slices.Contains(strings.Split(list, ","), l.nonce))
+	} else {
+		err = access.ErrToken
 	}
 	if err == nil {
 		return true

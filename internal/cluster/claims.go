@@ -51,8 +51,7 @@ func (l *Link) Claim(c devices.Claim) {
 // Remind sends a claim on the device's own subject: it reaches another holder of
 // the device, and no other node has to process the one that is sent each minute for
 // each device. The connection must not echo (nats.NoEcho), or the server may deliver
-// it to this node alone. A holder of an older version does not understand it; its
-// own broadcast claims are answered here.
+// it to this node alone.
 func (l *Link) Remind(c devices.Claim) {
 	if l.opt.SingleNode || !l.opt.IsConnected() {
 		return

@@ -44,7 +44,6 @@ const (
 // Headers of requests.
 const (
 	HeaderToken  = "Fleetd-Token"  // API token of a service
-	HeaderHop    = "Fleetd-Hop"    // another node's signature
 	HeaderCaller = "Fleetd-Caller" // the original caller, as written by access.AppendBy
 )
 
@@ -61,11 +60,6 @@ type Options struct {
 	// IsConnected reports without blocking whether NATS is connected. The default
 	// calls the connection, which may take seconds while it reconnects.
 	IsConnected func() bool
-	// AllStampHops reports without blocking whether all nodes of the fleet stamp
-	// their requests, so that one without a stamp is refused. The default is false.
-	AllStampHops func() bool
-	// AllStampBroadcasts is the same for claims and news, which nodes stamp since a later version.
-	AllStampBroadcasts func() bool
 	// OnResume is called, if set, after the process did not run for a while: other
 	// nodes may have taken over its devices.
 	OnResume func()
@@ -130,12 +124,6 @@ func New(opt Options) *Link {
 	l.ownClaims = l.claimsSubject(opt.Node)
 	if l.opt.IsConnected == nil && opt.Conn != nil {
 		l.opt.IsConnected = opt.Conn.IsConnected
-	}
-	if l.opt.AllStampHops == nil {
-		l.opt.AllStampHops = func() bool { return false }
-	}
-	if l.opt.AllStampBroadcasts == nil {
-		l.opt.AllStampBroadcasts = func() bool { return false }
 	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l

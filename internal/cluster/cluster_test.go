@@ -339,8 +339,8 @@ func TestServicesNeedAToken(t *testing.T) {
 	}{
 		{"no token", "call", nil, string(body), "unauthorized"},
 		{"wrong token", "call", nats.Header{HeaderToken: {"x"}}, string(body), "unauthorized"},
-		{"forged hop", "call", nats.Header{HeaderHop: {"x"}}, string(body), "unauthorized"},
-		{"hop for another verb", "call", nats.Header{HeaderHop: {f.mint.HopSignature(string(id), "rpc", []byte("\n"+string(body)))}}, string(body), "unauthorized"},
+		{"forged hop", "call", nats.Header{HeaderStamp: {"x"}}, string(body), "unauthorized"},
+		{"hop for another verb", "call", nats.Header{HeaderStamp: {f.far.stamp(id, "rpc", f.holder.nonce, "_INBOX.far.1", "", body)}}, string(body), "unauthorized"},
 		{"no JSON", "call", admin, "x", "bad_request"},
 		{"no tool", "call", admin, "{}", "bad_request"},
 		{"bad timeout", "call", admin, `{"tool":"x","timeout":"1h"}`, "bad_request"},

@@ -158,9 +158,6 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	}()
 	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
 		HeaderStamp: []string{l.stamp(id, verb, noNonce, subject, caller, body)}, HeaderCaller: []string{caller}}}
-	if !l.opt.AllStampHops() { // for nodes of an older version
-		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))}
-	}
 	if err := l.opt.Conn.PublishMsg(msg); err != nil {
 		return nil, errNATSDown(false)
 	}

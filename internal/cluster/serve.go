@@ -169,21 +169,16 @@ func (l *Link) serve(msg *nats.Msg, authenticated func()) {
 
 // authenticate accepts an API token, or a signature of another node of this fleet.
 func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
-	signature, stamp := msg.Header.Get(HeaderHop), msg.Header.Get(HeaderStamp)
-	if signature == "" && stamp == "" {
+	stamp := msg.Header.Get(HeaderStamp)
+	if stamp == "" {
 		r.principal.Via = access.ViaNATS
 		r.principal.Caller, err = l.auth.Authenticate(msg.Header.Get(HeaderToken), clock.Now())
 		return err
 	}
 	caller := msg.Header.Get(HeaderCaller)
 	r.fromNode = true
-	switch {
-	case stamp != "":
-		if err := l.verifyStamp(msg, stamp, caller, r); err != nil {
-			return err
-		}
-	case l.opt.AllStampHops(), !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)):
-		return access.ErrToken
+	if err := l.verifyStamp(msg, stamp, caller, r); err != nil {
+		return err
 	}
 	r.principal = l.callers.Parse(caller)
 	return l.auth.Keys.Valid(r.principal.Caller, clock.Now()) // the other node may not know of a revocation yet

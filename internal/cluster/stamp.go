@@ -19,8 +19,7 @@ import (
 // accepts the hop when it is sent again, under the same number, with the nonce signed.
 const (
 	// HeaderStamp contains, separated by blanks: the holder's nonce (noNonce if
-	// unknown), the reply subject, and a signature of both and of all that HeaderHop
-	// signs. Servers between two clusters rewrite the reply subject of a message, and
+	// unknown), the reply subject, and a signature of both, the caller, the verb, the device and the body. Servers between two clusters rewrite the reply subject of a message, and
 	// leave this header alone.
 	HeaderStamp = "Fleetd-Hop-Stamp"
 	// HeaderAgain is a holder's nonce in an answer without a body: the hop was not

@@ -85,8 +85,7 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 		other.Header = nats.Header{HeaderCaller: msg.Header[HeaderCaller], HeaderStamp: {strings.Replace(msg.Header.Get(HeaderStamp), msg.Reply, msg.Reply+"0", 1)}}
 		return &other
 	}
-	bare := &nats.Msg{Subject: second.Subject, Reply: second.Reply, Data: second.Data, Header: nats.Header{HeaderHop: second.Header[HeaderHop], HeaderCaller: second.Header[HeaderCaller]}}
-	f.holder.opt.AllStampHops = func() bool { return true }
+	bare := &nats.Msg{Subject: second.Subject, Reply: second.Reply, Data: second.Data, Header: nats.Header{HeaderCaller: second.Header[HeaderCaller]}}
 	for name, msg := range map[string]*nats.Msg{"as it was": second, "with the nonce": resent, "with another number": elsewhere(second), "without its stamp": bare} {
 		if err := f.client.PublishMsg(msg); err != nil {
 			t.Fatal(err)
@@ -120,7 +119,6 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 func TestHopWithAnotherReply(t *testing.T) {
 	f := newFleet(t)
 	ran := f.counted(t)
-	f.holder.opt.AllStampHops = func() bool { return true }
 	body, caller := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`), string(access.AppendPrincipal(nil, devicetest.Admin))
 	msg := &nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Data: body, Header: nats.Header{HeaderCaller: {caller},
 		HeaderStamp: {f.far.stamp(id, "call", f.holder.nonce, "_INBOX.far.1", caller, body)}}}
@@ -131,36 +129,6 @@ func TestHopWithAnotherReply(t *testing.T) {
 	answer, err = f.client.RequestMsg(msg, 5*time.Second)
 	if p, ok := devices.ParseProblem(answer.Data); err != nil || !ok || p.Code != devices.CodeUnauthorized || ran.Load() != 1 {
 		t.Errorf("the same hop again: %s, %v, ran %d times", answer.Data, err, ran.Load())
-	}
-}
-
-// A node of an older version neither sends nor requires stamps. Its hops are accepted
-// until all nodes are known to stamp.
-func TestUnstampedHops(t *testing.T) {
-	f := newFleet(t)
-	ran := f.counted(t)
-	body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`)
-	caller := string(access.AppendPrincipal(nil, access.Principal{Caller: access.Fleet, Via: access.ViaREST}))
-	ask := func() devices.Code {
-		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Data: body, Header: nats.Header{HeaderCaller: {caller},
-			HeaderHop: {f.mint.HopSignature(string(id), "call", append([]byte(caller+"\n"), body...))}}}, 5*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, _ := devices.ParseProblem(msg.Data)
-		if p == nil {
-			return ""
-		}
-		return p.Code
-	}
-	var all atomic.Bool
-	f.holder.opt.AllStampHops = all.Load
-	if code := ask(); code != "" || ran.Load() != 1 {
-		t.Errorf("while others may be of an older version: %q", code)
-	}
-	all.Store(true)
-	if code := ask(); code != devices.CodeUnauthorized || ran.Load() != 1 {
-		t.Errorf("when all stamp: %q", code)
 	}
 }
 

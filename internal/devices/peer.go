@@ -44,7 +44,6 @@ type Lease struct {
 	Version  string
 	API      string
 	Devices  int
-	Stamps   bool // it stamps its requests to other nodes
 }
 
 // News is information that nodes send each other and that is not in the database.

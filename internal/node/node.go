@@ -315,7 +315,7 @@ func (n *node) startCore(ctx context.Context) error {
 		isAlive = n.leases.Has
 	}
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, SingleNode: !n.shared(),
-		Open: n.cfg.APIAuth == "none", IsConnected: n.bus.up.Load, AllStampHops: n.leases.AllStampHops, AllStampBroadcasts: n.leases.AllStampBroadcasts, OnResume: n.wake, Log: n.log})
+		Open: n.cfg.APIAuth == "none", IsConnected: n.bus.up.Load, OnResume: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,9 +31,6 @@ const (
 	beatsPerLifetime = 5
 	// cleanupLifetimes is how many lifetimes pass before the next node takes over the cleanup after a lost one.
 	cleanupLifetimes = 2
-	// stampPrefix is the prefix of the instance of a node that also stamps claims and news:
-	// those without a stamp are accepted while there is a node without the prefix.
-	stampPrefix = "s2-"
 	// cleanupLimit is the time limit for the cleanup after one lost node, before it is tried again.
 	cleanupLimit = time.Minute
 )
@@ -84,11 +80,9 @@ type Nodes struct {
 	fleet Fleet         // from Run on
 	lease devices.Lease
 
-	lost               atomic.Int64 // nodes declared lost by this node
-	allStampHops       atomic.Bool  // all observed nodes stamp their requests
-	allStampBroadcasts atomic.Bool  // claims and news as well
-	hadLease           bool         // a lease was written
-	lostAt             time.Time    // when this node learned that it was declared lost; zero after it has announced its devices again
+	lost     atomic.Int64 // nodes declared lost by this node
+	hadLease bool         // a lease was written
+	lostAt   time.Time    // when this node learned that it was declared lost; zero after it has announced its devices again
 
 	// beatAt is when the last renewal of the lease that succeeded was begun.
 	beatAt atomic.Pointer[time.Time]
@@ -109,7 +103,7 @@ func New(opt Options) *Nodes {
 		opt.Lifetime = Lifetime
 	}
 	m := &Nodes{opt: opt, every: opt.Lifetime / beatsPerLifetime, cleaning: map[string]bool{},
-		lease: devices.Lease{Node: opt.Node, Instance: stampPrefix + rand.Text(), Started: opt.Started, Version: opt.Version, Stamps: true}}
+		lease: devices.Lease{Node: opt.Node, Instance: rand.Text(), Started: opt.Started, Version: opt.Version}}
 	m.start.every, m.since.every = m.every, newNodeEvery
 	m.monitor = m.newMonitor()
 	return m
@@ -201,8 +195,6 @@ func (m *Nodes) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = leases
-	m.allStampHops.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !l.Stamps }))
-	m.allStampBroadcasts.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !strings.HasPrefix(l.Instance, stampPrefix) }))
 	lost, twice := m.monitor.Observe(leases, now)
 	if twice {
 		err = errNodeTwice
@@ -312,14 +304,8 @@ func (m *Nodes) All() []devices.Node {
 	return out
 }
 
-// AllStampHops reports whether all observed nodes stamp their requests. As the methods below, it may be called on nil,
-// which is a node without others.
-func (m *Nodes) AllStampHops() bool { return m == nil || m.allStampHops.Load() }
-
-// AllStampBroadcasts reports whether all observed nodes also stamp claims and news.
-func (m *Nodes) AllStampBroadcasts() bool { return m == nil || m.allStampBroadcasts.Load() }
-
-// IsLeased reports whether no other node can have declared this one lost.
+// IsLeased reports whether no other node can have declared this one lost. As the methods below, it may be called on nil, which is a node
+// without others.
 func (m *Nodes) IsLeased() bool {
 	if m == nil {
 		return true

@@ -163,38 +163,6 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 	}
 }
 
-// Requests of other nodes need a stamp as soon as no node of an older version is
-// there, and so do claims and news.
-func TestStampsAreRequired(t *testing.T) {
-	nodes := sharing(t, "a", "c")
-	a, c := nodes[0], nodes[1]
-	wanted := func(hops, all bool) {
-		t.Helper()
-		a.beat(t)
-		if a.nodes.AllStampHops() != hops || a.nodes.AllStampBroadcasts() != all {
-			t.Errorf("stamps are wanted of hops: %t, of claims and news: %t; want %t and %t", a.nodes.AllStampHops(), a.nodes.AllStampBroadcasts(), hops, all)
-		}
-	}
-	if a.nodes.AllStampHops() || a.nodes.AllStampBroadcasts() {
-		t.Error("stamps are wanted before the first look")
-	}
-	c.beat(t)
-	wanted(true, true)
-	for _, old := range []devices.Lease{
-		{Node: "b", Instance: "without any", Beat: 7, Started: a.started},
-		{Node: "b", Instance: "of hops alone", Beat: 7, Started: a.started, Stamps: true},
-	} {
-		if _, _, err := a.store.Beat(t.Context(), old); err != nil {
-			t.Fatal(err)
-		}
-		wanted(old.Stamps, false)
-		if err := a.store.EndLease(t.Context(), old); err != nil {
-			t.Fatal(err)
-		}
-		wanted(true, true)
-	}
-}
-
 // No node is lost for a time in which the leases could not be read.
 func TestNoLossWhileDatabaseIsAway(t *testing.T) {
 	nodes := sharing(t, "a", "c")

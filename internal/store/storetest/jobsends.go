@@ -460,7 +460,7 @@ func testBeginLease(t *testing.T, f *jobFleet) {
 	if begun, _, err := s.Begin(t.Context(), "node", "i", candidates(&j, mac(1))); err != nil || len(begun) != 0 {
 		t.Fatalf("without a lease: %+v, %v", begun, err)
 	}
-	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, stamps, schema) VALUES ('n', 'i', 1, 1, '', '', 0, TRUE, 0)`)
+	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, schema) VALUES ('n', 'i', 1, 1, '', '', 0, 0)`)
 	if begun, _, err := s.Begin(t.Context(), "node", "i", candidates(&j, mac(1))); err != nil || len(begun) != 1 {
 		t.Fatalf("with a lease: %+v, %v", begun, err)
 	}

@@ -416,7 +416,7 @@ func testLoseRunning(t *testing.T, f *jobFleet) {
 		t.Fatalf("lost though it has just begun: %+v", list)
 	}
 	f.Exec(t, `UPDATE tasks SET begun_at = begun_at - 3000000 WHERE state = 'running'`)
-	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, stamps, schema) VALUES ('n', 'alive', 1, 1, '', '', 0, TRUE, 0)`)
+	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, schema) VALUES ('n', 'alive', 1, 1, '', '', 0, 0)`)
 	self := ""
 	if !f.Postgres {
 		self = "alive"
