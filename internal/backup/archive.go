@@ -55,7 +55,7 @@ type archivedFile struct {
 // keeps, and nothing that could lie elsewhere.
 func archivable(name string) bool {
 	switch name {
-	case datadir.FileSecret, datadir.FileToken, datadir.FilePorts, datadir.FileKnown, registry.RevocationsFile, datadir.FileAudit, store.FileName:
+	case datadir.FileSecret, datadir.FileToken, datadir.FilePorts, registry.RevocationsFile, datadir.FileAudit, store.FileName:
 		return true
 	}
 	return strings.HasPrefix(name, datadir.DirNATS+"/") && path.Clean(name) == name && filepath.IsLocal(name) && !strings.ContainsAny(name, "\\\x00")

@@ -296,7 +296,7 @@ func TestRestoreRefuses(t *testing.T) {
 		{"wrong checksum", made(same, entry{name: datadir.FileSecret, content: "5ecret"}), "checksum of secret is wrong"},
 		{"wrong size", made(same, entry{name: datadir.FileSecret, content: "s3cret+"}), "differs from its manifest"},
 		{"a file is missing", made(same), "secret is missing"},
-		{"a file too many", made(same, secret, entry{name: datadir.FileKnown, content: "x"}), "differs from its manifest"},
+		{"a file too many", made(same, secret, entry{name: datadir.FilePorts, content: "x"}), "differs from its manifest"},
 		{"a file twice", made(same, secret, secret), "differs from its manifest"},
 		{"a link", made(func(m *manifest) { m.Files[0] = listed(datadir.FileSecret, "") }, entry{name: datadir.FileSecret, kind: tar.TypeSymlink}), "differs from its manifest"},
 	}

@@ -61,15 +61,11 @@ func Restore(archive, dir string, force, keepSchedules bool) (report RestoreRepo
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if _, err := readArchive(archive, func(f archivedFile, mode fs.FileMode, content io.Reader) error {
-		if f.Name == datadir.FileKnown { // of a version before the registry: the database has it all
-			_, err := io.Copy(io.Discard, content)
-			return err
-		}
 		name := filepath.Join(temp, filepath.FromSlash(f.Name))
 		if err := durable.MkdirAll(filepath.Dir(name)); err != nil {
 			return err
 		}
-		return durable.Create(name, mode&0o700, content) // archives of older versions had the database readable for all
+		return durable.Create(name, mode&0o700, content) // readable for the owner alone, whatever the archive says
 	}); err != nil {
 		return report, err
 	}

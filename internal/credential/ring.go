@@ -108,7 +108,7 @@ func (m *Mint) Adopt(rotation Rotation, now time.Time) error {
 	return nil
 }
 
-// adminToken returns HMAC-SHA256(secret, "admin") until the first rotation, as in older versions.
+// adminToken returns HMAC-SHA256(secret, "admin") until the first rotation.
 func adminToken(secret []byte, number int64, rotated bool) string {
 	if number == 0 && !rotated {
 		h := hmac.New(sha256.New, secret)

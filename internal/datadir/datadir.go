@@ -23,7 +23,6 @@ const (
 	FileSecret = "secret"
 	FileToken  = "admin-token"
 	FilePorts  = "ports.json"
-	FileKnown  = "known.json" // of versions before the registry
 	FileAudit  = "audit-unwritten.jsonl"
 	FileKeyed  = "audit-keyed"
 	FileBegun  = "jobs-begun" // how many commits have begun tasks, as this node last knew

@@ -29,8 +29,7 @@ type EventPosition [EventStreams]uint64
 
 var errPosition = errors.New("not an event id")
 
-// ParseEventPosition parses the result of String. Missing numbers are 0: older versions
-// had one stream, then two.
+// ParseEventPosition parses the result of String. Missing numbers are 0.
 func ParseEventPosition(s string) (p EventPosition, err error) {
 	parts := strings.Split(s, ".")
 	if len(parts) > EventStreams {

@@ -60,7 +60,7 @@ func TestEveryWriteIsSynced(t *testing.T) {
 // A failed write leaves the old content, and no other file.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "known.json")
+	path := filepath.Join(dir, "state.json")
 	if err := WriteFile(path, []byte("old")); err != nil {
 		t.Fatal(err)
 	}

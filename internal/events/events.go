@@ -194,7 +194,7 @@ func (b *Bus) config(which devices.EventStream) jetstream.StreamConfig {
 
 // keep checks the streams: when they are opened, when NATS is back, when events are lost, and periodically. A
 // stream may be lost with the files of a NATS server, or be deleted by an operator. They are checked in
-// order, because the events stream of older versions must first release the subject of notifications.
+// order: a stream that has the subjects of one after it releases them first.
 func (b *Bus) keep() {
 	back := b.opt.Conn.StatusChanged(nats.CONNECTED)
 	defer b.opt.Conn.RemoveStatusListener(back)

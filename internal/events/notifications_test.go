@@ -17,8 +17,7 @@ func notification(n int) devices.Event {
 		Fields: fmt.Appendf(nil, `"n":%d`, n)}
 }
 
-// An older version kept notifications among the other events. Their subject
-// goes to a stream of their own, whatever there is.
+// A stream that has other subjects gets its own: here that of the events has those of notifications.
 func TestNotificationsGetTheirOwnStream(t *testing.T) {
 	t.Parallel()
 	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
@@ -101,7 +100,7 @@ func TestFollowReadsBothStreams(t *testing.T) {
 	}
 	for begin := range order[:29] {
 		if begin == 0 {
-			continue // "1" alone is a position from an older version, with one stream, below
+			continue // "1" alone is below
 		}
 		if got := ids(follow(t, b, devices.EventQuery{After: order[begin]}, 29-begin)); !slices.Equal(got, order[begin+1:]) {
 			t.Fatalf("after %v: %v, want %v", order[begin], got, order[begin+1:])

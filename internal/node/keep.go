@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
-	"fleetd/internal/datadir"
 	"fleetd/internal/store"
 )
 
@@ -58,9 +55,6 @@ func (n *node) refresh(ctx context.Context) {
 // databaseUp is called each time the database becomes usable.
 func (n *node) databaseUp(ctx context.Context) {
 	n.joinLate()
-	if err := os.Remove(n.dir.File(datadir.FileKnown)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.log.Warn("cannot remove a file of an older version", "file", datadir.FileKnown, "error", err)
-	}
 	if n.leases != nil {
 		return // leases detect lost nodes
 	}

@@ -393,10 +393,8 @@ func (n *node) startCore(ctx context.Context) error {
 // isFresh reports whether the data directory contains no device: only then a default
 // port that is taken may move.
 func (n *node) isFresh(ctx context.Context) (bool, error) {
-	for _, name := range []string{registry.SnapshotFile, datadir.FileKnown} {
-		if _, err := os.Stat(n.dir.File(name)); !errors.Is(err, fs.ErrNotExist) {
-			return false, err
-		}
+	if _, err := os.Stat(n.dir.File(registry.SnapshotFile)); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
 	}
 	if n.store.Ready() != nil {
 		return true, nil

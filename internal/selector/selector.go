@@ -127,7 +127,7 @@ func newSelector(terms []Term) Selector {
 }
 
 // FromMap returns a selector of the devices with all of these labels; the name `device` means the device's id.
-// Values are literal: * has no meaning. Keys and policies of older versions have this form.
+// Values are literal: * has no meaning.
 func FromMap(values map[string]string) Selector {
 	terms := make([]Term, 0, len(values))
 	for name, value := range values {

@@ -15,7 +15,6 @@ import (
 // storedFacts is the row of a device in the table devices before facts are written.
 type storedFacts struct {
 	devices.Facts
-	key       string
 	checkedAt int64
 }
 
@@ -63,7 +62,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			switch {
 			case !there || at <= old.checkedAt && old.checkedAt <= now: // a later time is of a wrong clock
 				continue
-			case f.Board == old.Board && f.Firmware == old.Firmware && old.key == versionKey(f.Firmware): // an older version of fleetd wrote no key
+			case f.Board == old.Board && f.Firmware == old.Firmware:
 				m.facts = append(m.facts, f)
 			default:
 				m.image = append(m.image, f)
@@ -182,13 +181,13 @@ func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.F
 	if postgres {
 		clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 	}
-	text, arg := locking(postgres, "SELECT device, board, firmware, firmware_key, elf_sha256, chip, language, serial, activate_v2, checked_at, "+clock+" FROM devices", ids)
+	text, arg := locking(postgres, "SELECT device, board, firmware, elf_sha256, chip, language, serial, activate_v2, checked_at, "+clock+" FROM devices", ids)
 	stored = make(map[devices.ID]storedFacts, len(ids))
 	_, err = database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
 		var id devices.ID
 		var f storedFacts
 		var at int64
-		err = scan(&id, &f.Board, &f.Firmware, &f.key, &f.ELF, &f.Chip, &f.Language, &f.Serial, &f.ActivateV2, &f.checkedAt, &at)
+		err = scan(&id, &f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial, &f.ActivateV2, &f.checkedAt, &at)
 		stored[id], now = f, max(now, at)
 		return struct{}{}, err
 	}, text, arg)

@@ -74,7 +74,7 @@ type Options struct {
 type lease struct {
 	ID      string     `json:"id"`
 	Device  devices.ID `json:"device"`
-	Owner   string     `json:"owner,omitempty"` // id of the key that started it; empty: by a node of an older version
+	Owner   string     `json:"owner,omitempty"` // id of the key that started it
 	Payload bool       `json:"payload,omitempty"`
 	Until   time.Time  `json:"until"`
 	Ended   bool       `json:"ended,omitempty"`

@@ -36,7 +36,7 @@ func (s *Server) requestFill() {
 	}
 }
 
-// Keep adds stored photos that are missing in the index, from an older version or a time
+// Keep adds stored photos that are missing in the index, from a time
 // without the database, and removes those that have aged out, until ctx ends.
 func (s *Server) Keep(ctx context.Context) {
 	s.requestFill()

@@ -29,7 +29,7 @@ func (c *testServer) keep(t *testing.T) {
 	})
 }
 
-// storeUnindexed stores n photos of a device as a node of an older version did: as objects without
+// storeUnindexed stores n photos of a device as a node does that has no database: as objects without
 // index entries, and returns their ids, oldest first. They have no chunks.
 func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) (ids []string) {
 	t.Helper()
@@ -58,7 +58,7 @@ func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) (ids
 const many = 30_000
 
 // The time to list photos depends on the page, not on the number of stored photos, and
-// photos of an older version are added to the index.
+// photos that are missing in it are added to the index.
 func TestListOfManyPhotos(t *testing.T) {
 	c := newTestServer(t)
 	ids := c.storeUnindexed(t, other, many)

@@ -250,7 +250,7 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 }
 
 // thin deletes the ended tasks that devices have in rounds of a locked job that are not kept, at most PrepareBatch, and takes them out of
-// the counts. A new round deletes more than it adds, so that jobs of an earlier version come to the limit, too.
+// the counts. A new round deletes more than it adds, so that a job which had more comes to the limit, too.
 func (t *transaction) thin(ctx context.Context, j *jobs.Job, ids []string) error {
 	last := j.Round - jobs.KeptRounds
 	if last < 1 {

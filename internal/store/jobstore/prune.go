@@ -49,7 +49,7 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 	if held != "" && holder != instance && !s.turns.HasStopped(turnKey, held, now, lasts) {
 		return false, nil
 	}
-	n, _ := strconv.ParseUint(count, 10, 64) // of another version
+	n, _ := strconv.ParseUint(count, 10, 64) // 0 if nobody had it
 	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value = $3`,
 		turnKey, strconv.FormatUint(n+1, 10)+" "+instance, held)
 	if err != nil {

@@ -184,7 +184,7 @@ func clean(m *devices.Member) {
 	m.Labels = cleanLabels(m.Labels)
 }
 
-// cleanLabels returns labels as in device_labels. Labels stored by an older version may differ.
+// cleanLabels returns labels as in device_labels.
 func cleanLabels(labels map[string]string) map[string]string {
 	for key, value := range labels {
 		if database.IsText(key) && database.IsText(value) {
