@@ -164,9 +164,12 @@ func openPostgres(text string) (*DB, error) {
 	planned := *config.Copy()
 	planned.RuntimeParams["plan_cache_mode"] = "force_custom_plan"
 	// Tasks are found by their keys, and begun in the order of devices, which only nested
-	// loops keep.
+	// loops keep. Pages of them are read in the order of an index: by a bitmap, all tasks of
+	// a job without statistics would be read and sorted for each page.
 	keyed := *planned.Copy()
-	keyed.RuntimeParams["enable_hashjoin"], keyed.RuntimeParams["enable_mergejoin"] = "off", "off"
+	for _, way := range []string{"enable_hashjoin", "enable_mergejoin", "enable_bitmapscan"} {
+		keyed.RuntimeParams[way] = "off"
+	}
 	db := &DB{
 		Where:   fmt.Sprintf("the Postgres database %q of user %q at %s", config.Database, config.User, net.JoinHostPort(config.Host, fmt.Sprint(config.Port))),
 		dialect: goose.DialectPostgres, MaxRows: 128, Slot: rand.Int64N(countSlots),

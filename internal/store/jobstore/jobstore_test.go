@@ -23,6 +23,6 @@ func TestPostgres(t *testing.T) {
 func BenchmarkSQLite(b *testing.B)   { storetest.BenchmarkJobs(b, storetest.SQLite) }
 func BenchmarkPostgres(b *testing.B) { storetest.BenchmarkJobs(b, storetest.Postgres) }
 
-func TestAddedTasks(t *testing.T) {
-	storetest.RunAddedTasks(t, storetest.Postgres(t))
+func TestPages(t *testing.T) {
+	storetest.RunPages(t, storetest.Postgres(t))
 }
