@@ -120,7 +120,8 @@ type Caller struct {
 	// Through is the id of the console key that the caller uses; empty: its own key.
 	Through string
 
-	wire []byte // as written by AppendPrincipal
+	wire    []byte // as written by AppendPrincipal
+	refusal string // of a device that Devices does not select
 }
 
 // Keys of callers without an API key.
@@ -135,8 +136,14 @@ const (
 // NewCaller returns a caller with its encoding for other nodes.
 func NewCaller(key, name string, scopes Scopes, devices selector.Selector, tools []string) *Caller {
 	c := &Caller{Key: key, Name: name, Scopes: scopes, Devices: devices, Tools: tools}
-	c.wire = c.encode()
+	c.derive()
 	return c
+}
+
+// derive computes what is needed often.
+func (c *Caller) derive() {
+	c.wire = c.encode()
+	c.refusal = fmt.Sprintf("the key %q covers only devices with %s", c.Name, c.Devices)
 }
 
 // Callers without an API key.
@@ -258,7 +265,7 @@ func (b Principal) PermitUnknown(scope Scope, device string) *Refusal {
 }
 
 func (b Principal) otherDevices() *Refusal {
-	return &Refusal{Rule: RuleDevices, Detail: fmt.Sprintf("the key %q covers only devices with %s", b.Caller.Name, b.Caller.Devices)}
+	return &Refusal{Rule: RuleDevices, Detail: b.Caller.refusal}
 }
 
 // Authenticator authenticates the admin token and API keys, for all interfaces.

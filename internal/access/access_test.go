@@ -285,6 +285,22 @@ func TestFieldsOpenNothing(t *testing.T) {
 	}
 }
 
+// Webhooks ask for every event whether its device is one of theirs, and mostly it is not: no text is written for that.
+func TestRefusalAllocs(t *testing.T) {
+	s, err := selector.Parse("room=attic,env in (a,b)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	by, labels := Principal{Caller: NewCaller("k", "k", AllScopes(), s, nil)}, map[string]string{"room": "lab"}
+	var no *Refusal
+	if n := testing.AllocsPerRun(100, func() { no = by.Permit(ScopeRead, "d", labels) }); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+	if want := `the key "k" covers only devices with ` + s.String(); no == nil || no.Detail != want {
+		t.Errorf("refused with %v, want %q", no, want)
+	}
+}
+
 // Documents from before selectors were text are parsed with their old meaning, and written
 // unchanged.
 func TestStoredDocuments(t *testing.T) {

@@ -147,6 +147,6 @@ func newKeyCaller(k *Key) *Caller {
 	if k.Parent.Key != "" {
 		c.Key, c.Name, c.Through = k.Parent.Key, k.Parent.Name, k.ID
 	}
-	c.wire = c.encode()
+	c.derive()
 	return c
 }

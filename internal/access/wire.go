@@ -90,7 +90,7 @@ func (r *Reader) caller(who []byte) *Caller {
 		r.known = map[string]*Caller{}
 	}
 	c := &Caller{Key: g.Key, Name: g.Name, Scopes: g.Scopes, Devices: g.Devices, Tools: g.Tools, Through: g.Through}
-	c.wire = c.encode()
+	c.derive()
 	r.known[string(who)] = c
 	return c
 }
