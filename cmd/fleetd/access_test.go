@@ -123,14 +123,14 @@ func TestAuditShow(t *testing.T) {
 }
 
 // blocks makes a short run and its export.
-func blocks(t *testing.T) []byte {
+func blocks(t *testing.T, key []byte) []byte {
 	t.Helper()
 	at := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
 	var out []byte
 	var previous audit.Hash
 	for i, text := range []string{`{"seq":1,"kind":"run","action":"start","outcome":"ok"}`, `{"seq":2,"kind":"call","action":"t","outcome":"ok"}`, `{"seq":3,"kind":"run","action":"stop","outcome":"ok"}`} {
 		b := audit.Block{Run: "r", Node: "n", FirstSeq: int64(i + 1), LastSeq: int64(i + 1), FirstAt: at, LastAt: at, Entries: []byte(text + "\n"), Previous: previous}
-		b.Hash = b.Sum(nil)
+		b.Hash = b.Sum(key)
 		previous = b.Hash
 		out = audit.AppendExport(out, &b)
 	}
@@ -138,12 +138,21 @@ func blocks(t *testing.T) []byte {
 }
 
 func TestAuditExportAndVerify(t *testing.T) {
-	export := string(blocks(t))
+	const secret = "a secret for tests only"
+	mint, err := credential.New([]byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	export := string(blocks(t, mint.AuditKey()))
 	f := newAPI(t, map[string]string{
 		"GET /v1/audit/export": export,
 		"GET /v1/audit/verify": `{"intact":false,"runs":2,"blocks":3,"entries":4,"dropped":5,"headless":1,"unended":["run x"],"faults":["gone"]}`,
 	})
-	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "audit.jsonl")
+	if err := os.WriteFile(filepath.Join(dir, "secret"), []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if got := f.run("audit", "export", file); got.code != exitOK {
 		t.Fatalf("%+v", got)
 	}
@@ -152,12 +161,12 @@ func TestAuditExportAndVerify(t *testing.T) {
 	}
 	f.run("audit", "export", "-").is(t, exitOK, export, "")
 	const whole = "3 entries in 3 blocks of 1 runs\nnothing is missing between the blocks, and none was changed\n"
-	f.run("audit", "verify", file).is(t, exitOK, whole, "")
+	f.run("audit", "verify", file, "--data-dir", dir).is(t, exitOK, whole, "")
 	if err := os.WriteFile(file, []byte(strings.Replace(export, `"action":"t"`, `"action":"u"`, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// security: R4
-	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were modified: their hash does not match\n", "fleetd: the audit log is incomplete or was modified\n")
+	f.run("audit", "verify", file, "--data-dir", dir).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 are not verifiable: they were modified, or written without the fleet's key\n", "fleetd: the audit log is incomplete or was modified\n")
 	if got := f.run("audit", "verify", "--json"); got.code != exitFailed || !strings.Contains(got.stdout, `"intact": false`) || !strings.HasPrefix(got.stderr, `{"error":"the audit log is incomplete`) {
 		t.Errorf("as JSON: %+v", got)
 	}
@@ -174,7 +183,7 @@ func TestAuditVerifyWithTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := &keptBlocks{}
-	log := audit.New(audit.Options{Node: "n", Version: "1", Key: mint.AuditKey(), Since: time.Now(), Store: store, Log: slog.New(slog.DiscardHandler)})
+	log := audit.New(audit.Options{Node: "n", Version: "1", Key: mint.AuditKey(), Store: store, Log: slog.New(slog.DiscardHandler)})
 	if err := log.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +203,7 @@ func TestAuditVerifyWithTheKey(t *testing.T) {
 	if got := f.run("audit", "verify", file, "--data-dir", filepath.Join(dir, "none")); got.code != exitFailed || !strings.Contains(got.stderr, "--secret-file") {
 		t.Errorf("without the secret: %+v", got)
 	}
-	if got := f.run("audit", "verify", file, "--secret-file", filepath.Join(dir, "other")); got.code != exitFailed || !strings.Contains(got.stdout, "were modified") {
+	if got := f.run("audit", "verify", file, "--secret-file", filepath.Join(dir, "other")); got.code != exitFailed || !strings.Contains(got.stdout, "not verifiable") {
 		t.Errorf("with another secret: %+v", got)
 	}
 }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -51,10 +52,10 @@ type Block struct {
 	Previous, Hash    Hash
 }
 
-// Sum returns the correct hash of the block, with the key if it belongs to a keyed run. It covers the
-// previous block's hash and all fields.
+// Sum returns the correct hash of the block, which covers the previous block's hash and all fields. The key derives from the fleet's
+// secret: an attacker with access to the database could recompute a plain hash.
 func (b *Block) Sum(key []byte) (h Hash) {
-	digest := digest(b.Run, key)
+	digest := hmac.New(sha256.New, key)
 	digest.Write(b.Previous[:])
 	fmt.Fprintf(digest, "%q %q %d %d %d %d\n", b.Run, b.Node, b.FirstSeq, b.LastSeq, b.FirstAt.UnixMicro(), b.LastAt.UnixMicro())
 	digest.Write(b.Entries)

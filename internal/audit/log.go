@@ -2,9 +2,11 @@ package audit
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,13 +32,11 @@ type Store interface {
 	SaveAuditBlock(ctx context.Context, b *Block) error
 }
 
-// Options of a Log. All are required except Key, Since and Spill.
+// Options of a Log. All are required except Key and Spill.
 type Options struct {
 	Node, Version string
-	// Key hashes the blocks, and Since is when the fleet began to use it; without them anyone who can
-	// write to the database can forge valid blocks.
+	// Key hashes the blocks; without it anyone who can write to the database can forge valid blocks.
 	Key   []byte
-	Since time.Time
 	Store Store
 	Log   *slog.Logger
 	// Spill receives, when the log is closed, the blocks that the store did not accept.
@@ -71,7 +71,7 @@ type Log struct {
 
 // New starts a Log, and records the start.
 func New(opt Options) *Log {
-	l := &Log{opt: opt, limit: MaxWaiting, run: newRun(opt.Since), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	l := &Log{opt: opt, limit: MaxWaiting, run: strings.ToLower(rand.Text()[:16]), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	l.Record(Entry{At: clock.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
 	go l.write()
 	return l

@@ -20,14 +20,10 @@ const maxFaults = 100
 
 // Verifier verifies blocks in the order of (run, first sequence).
 type Verifier struct {
-	// Key is the key of the fleet's blocks, and Since is when the fleet began to use it, if known
-	// from elsewhere than the blocks.
-	Key   []byte
-	Since time.Time
+	// Key is the key of the fleet's blocks.
+	Key []byte
 
 	report api.AuditReport
-	keyed  int   // number of keyed blocks
-	plain  Block // the latest one without a key; without its entries
 	last   Block // the previous one of this run; without its entries
 	ended  bool
 }
@@ -58,29 +54,12 @@ func (v *Verifier) Add(b *Block) {
 			v.fault(where + " follow the end of the run")
 		}
 	}
-	intact := b.Sum(v.Key) == b.Hash
-	if !intact {
-		v.fault(where + " were modified: their hash does not match")
+	if b.Sum(v.Key) != b.Hash {
+		v.fault(where + " are not verifiable: they were modified, or written without the fleet's key")
 	}
-	v.era(b, intact)
 	v.lines(b, where)
 	v.last = *b
 	v.last.Entries = nil
-}
-
-// era records whether a block is keyed, and since when blocks are.
-func (v *Verifier) era(b *Block, intact bool) {
-	since, keyed := keyedSince(b.Run)
-	switch {
-	case keyed:
-		v.keyed++
-		if intact && (v.Since.IsZero() || since.Before(v.Since)) {
-			v.Since = since
-		}
-	case b.LastAt.After(v.plain.LastAt):
-		v.plain = *b
-		v.plain.Entries = nil
-	}
 }
 
 // lines verifies the numbers of the entries.
@@ -122,16 +101,12 @@ func (v *Verifier) fault(sentence string) {
 	}
 }
 
-// NeedsKey reports whether there were keyed blocks but no key to verify them.
-func (v *Verifier) NeedsKey() bool { return v.keyed > 0 && len(v.Key) == 0 }
+// NeedsKey reports whether there were blocks but no key to verify them.
+func (v *Verifier) NeedsKey() bool { return v.report.Blocks > 0 && len(v.Key) == 0 }
 
 // api.AuditReport ends the verification and returns its result.
 func (v *Verifier) Report() api.AuditReport {
 	v.endRun()
-	if !v.Since.IsZero() && v.plain.LastAt.After(v.Since.Add(KeyedGrace)) {
-		v.fault(fmt.Sprintf("run %s of node %s has entries until %s without the fleet's key, which its nodes use since %s: they are forged, or of a node of an older version",
-			v.plain.Run, v.plain.Node, v.plain.LastAt.Format(time.RFC3339), v.Since.Format(time.RFC3339)))
-	}
 	v.last.Run = ""
 	v.report.Intact = len(v.report.Faults) == 0
 	v.report.Faults, v.report.Unended = append([]string{}, v.report.Faults...), append([]string{}, v.report.Unended...)

@@ -24,7 +24,6 @@ const (
 	FileToken  = "admin-token"
 	FilePorts  = "ports.json"
 	FileAudit  = "audit-unwritten.jsonl"
-	FileKeyed  = "audit-keyed"
 	FileBegun  = "jobs-begun" // how many commits have begun tasks, as this node last knew
 	DirNATS    = "nats"
 )

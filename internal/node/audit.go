@@ -28,9 +28,8 @@ const (
 
 // startAudit opens the audit log. It stops after all parts that write entries, and before
 // the database.
-func (n *node) startAudit(ctx context.Context) {
-	n.auditSince = n.keyedSince(ctx)
-	n.audit = audit.New(audit.Options{Node: n.cfg.Node, Version: n.cfg.Version, Key: n.mint.AuditKey(), Since: n.auditSince,
+func (n *node) startAudit() {
+	n.audit = audit.New(audit.Options{Node: n.cfg.Node, Version: n.cfg.Version, Key: n.mint.AuditKey(),
 		Store: n.store, Log: n.log, Spill: func(blocks []audit.Block) error { return spillAudit(n.dir, blocks) }})
 	n.onStop(func() {
 		grace := auditGrace
@@ -44,45 +43,6 @@ func (n *node) startAudit(ctx context.Context) {
 		}
 	})
 	n.whileRunning(n.recoverAudit)
-}
-
-// keyedSince returns when the fleet started to key its audit log: the earliest time in the
-// data directory and in the database. Both are sealed, so that neither can be changed; a
-// person who removes the database's cannot remove those in the directories of nodes.
-func (n *node) keyedSince(ctx context.Context) time.Time {
-	const purpose = "audit since"
-	since := n.started.Truncate(time.Second)
-	earlier := func(where, sealed string) {
-		var at time.Time
-		text, err := n.mint.Settings().Open(purpose, "", strings.TrimSpace(sealed))
-		if err == nil {
-			err = at.UnmarshalText(text)
-		}
-		switch {
-		case err != nil:
-			n.log.Error("the stored time since when the audit log is keyed was modified", "where", where, "error", err)
-		case at.Before(since):
-			since = at
-		}
-	}
-	seal := func() string {
-		text, _ := since.MarshalText() // cannot fail for a time of this century
-		return n.mint.Settings().Seal(purpose, "", text)
-	}
-	noted, err := os.ReadFile(n.dir.File(datadir.FileKeyed))
-	if err == nil {
-		earlier(datadir.FileKeyed, string(noted))
-	}
-	before := since
-	if stored, err := n.store.AuditKeyed(ctx, seal()); err == nil {
-		earlier("database", stored)
-	}
-	if err != nil || since.Before(before) {
-		if err := n.dir.Write(datadir.FileKeyed, []byte(seal()+"\n")); err != nil {
-			n.log.Warn("cannot store since when the audit log is keyed", "error", err)
-		}
-	}
-	return since
 }
 
 // AuditKey returns the key with which a node with these settings hashes its audit log; nil

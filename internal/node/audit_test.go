@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"log/slog"
 	"os"
@@ -14,7 +13,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
-	"fleetd/internal/credential"
 	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -77,55 +75,6 @@ func TestAuditAfterStopWithoutDatabase(t *testing.T) {
 	}
 	if _, err := os.Stat(dir.File(datadir.FileAudit)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file stays: %v", err)
-	}
-}
-
-// When the fleet began to key its record is known to the directory and to the
-// database, and neither can be led to believe that it was later.
-func TestKeyedSince(t *testing.T) {
-	dir := open(t, t.TempDir())
-	s, err := store.Open(t.Context(), "sqlite", dir.Path, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close(t.Context())
-	raw, err := sql.Open("sqlite", filepath.Join(dir.Path, store.FileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer raw.Close()
-	exec := func(statement string) {
-		t.Helper()
-		if _, err := raw.Exec(statement); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mint, err := credential.New([]byte("a secret for tests only"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	begun := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
-	starts := 0
-	since := func() time.Time {
-		n := &node{dir: dir, store: s, mint: mint, log: quiet, started: begun.Add(time.Duration(starts) * time.Hour)}
-		starts++
-		return n.keyedSince(t.Context())
-	}
-	for _, step := range []struct {
-		name string
-		do   func()
-	}{
-		{"the first start", func() {}},
-		{"a later one", func() {}},
-		{"one with a new directory", func() { _ = os.Remove(dir.File(datadir.FileKeyed)) }},
-		{"one whose database lost it", func() { exec(`DELETE FROM fleet WHERE key = 'audit_keyed'`) }},
-		{"one whose database was changed", func() { exec(`UPDATE fleet SET value = 'x' WHERE key = 'audit_keyed'`) }},
-	} {
-		step.do()
-		// security: R8
-		if got := since(); !got.Equal(begun) {
-			t.Errorf("%s: since %v, want %v", step.name, got, begun)
-		}
 	}
 }
 

@@ -131,7 +131,6 @@ type node struct {
 	restored    restored
 	explain     *explain.Explainer
 	audit       *audit.Log
-	auditSince  time.Time   // its blocks are keyed
 	policy      *policyFile // nil without --policy-file
 	cluster     *cluster.Link
 	vision      *vision.Server
@@ -307,7 +306,7 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.readPolicy(); err != nil {
 		return err
 	}
-	n.startAudit(ctx)
+	n.startAudit()
 	var isAlive func(string) bool
 	if n.shared() {
 		n.leases = lease.New(lease.Options{Node: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Database: n.store, Devices: n.deviceCount, API: n.apiURL,

@@ -237,7 +237,7 @@ func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.A
 	if err != nil {
 		return nil, err
 	}
-	v := audit.Verifier{Key: s.opt.Mint.AuditKey(), Since: s.opt.AuditSince}
+	v := audit.Verifier{Key: s.opt.Mint.AuditKey()}
 	err = s.walkAudit(ctx, within, func(b *audit.Block) error {
 		v.Add(b)
 		return nil

@@ -84,7 +84,7 @@ func (a *fakeArchive) SaveAuditBlock(_ context.Context, b *audit.Block) error {
 var auditDay = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
 // fill writes blocks of ten entries, a minute apart; every 100th is a refusal.
-func (a *fakeArchive) fill(blocks int) {
+func (a *fakeArchive) fill(blocks int, key []byte) {
 	var previous audit.Hash
 	for i := range blocks {
 		at := auditDay.Add(time.Duration(i) * time.Minute)
@@ -101,7 +101,7 @@ func (a *fakeArchive) fill(blocks int) {
 			b.Entries = fmt.Appendf(b.Entries, `{"seq":%d,"at":%q,"kind":"call","action":%q,"device":"aa:bb:cc:dd:ee:%02x","key":"k%d","outcome":%q}`+"\n",
 				seq, at.Add(time.Duration(seq-b.FirstSeq)*time.Second).Format(time.RFC3339Nano), action, seq%2, seq%3, outcome)
 		}
-		b.Hash = b.Sum(nil)
+		b.Hash = b.Sum(key)
 		previous = b.Hash
 		a.blocks = append(a.blocks, b)
 	}
@@ -114,7 +114,7 @@ type auditPageBody struct {
 
 func TestAuditList(t *testing.T) {
 	f := newFleet(t)
-	f.archive.fill(200)
+	f.archive.fill(200, f.api.opt.Mint.AuditKey())
 	for _, tc := range []struct {
 		query       string
 		limit, want int
@@ -163,12 +163,12 @@ func TestAuditList(t *testing.T) {
 
 func TestAuditExportAndVerify(t *testing.T) {
 	f := newFleet(t)
-	f.archive.fill(100)
+	f.archive.fill(100, f.api.opt.Mint.AuditKey())
 	r := f.do(t, "GET", "/v1/audit/export", "")
 	if r.status != 200 || r.header.Get("Content-Type") != "application/jsonl" {
 		t.Fatalf("%d %v", r.status, r.header)
 	}
-	var v audit.Verifier
+	v := audit.Verifier{Key: f.api.opt.Mint.AuditKey()}
 	if err := audit.ReadExport(strings.NewReader(r.body), func(b *audit.Block) error { v.Add(b); return nil }); err != nil {
 		t.Fatal(err)
 	}

@@ -115,9 +115,7 @@ type Options struct {
 	Explainer Explainer
 	Tracer    Tracer
 	Webhooks  Webhooks
-	// AuditSince is when the fleet began to hash its record under its key.
-	AuditSince time.Time
-	Diagnoser  Diagnoser
+	Diagnoser Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;

@@ -258,21 +258,6 @@ func (s *Store) FleetID(ctx context.Context) (string, error) {
 	return id, nil
 }
 
-// AuditKeyed returns the stored note of when the fleet began to key its audit log; if there is
-// none, it stores note. Errors wrap devices.ErrDatabase.
-func (s *Store) AuditKeyed(ctx context.Context, note string) (string, error) {
-	if err := s.health.Load().err; err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	note, err := s.fact(ctx, "audit_keyed", note)
-	if err != nil {
-		return "", s.UseError(ctx, "reading the start of the keyed audit log", err)
-	}
-	return note, nil
-}
-
 // watch checks periodically whether the database is usable.
 func (s *Store) watch(ctx context.Context) {
 	defer close(s.watchDone)
