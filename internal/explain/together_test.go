@@ -150,7 +150,7 @@ func TestManyUnderALimitedKey(t *testing.T) {
 	all, mine, alone := " 825 others with its address ", " 25 others with its address ", "others"
 	for _, key := range []struct {
 		sel, text, never string
-	}{{"", all, ""}, {"room=lab", mine, "825"}, {"device=" + string(lamp), "", alone}} {
+	}{{"", all, ""}, {"room=lab", mine, " 825 "}, {"device=" + string(lamp), "", alone}} {
 		e, err := x.Device(t.Context(), limited(t, "events:read", key.sel), lamp)
 		if err != nil || e.Cause != "gone" || !strings.Contains(e.Sentence, key.text) || key.never != "" && strings.Contains(fmt.Sprint(e), key.never) {
 			t.Errorf("key for %q: %+v, %v", key.sel, e, err)
