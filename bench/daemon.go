@@ -213,9 +213,12 @@ const (
 	seriesIdle       = "go_memstats_heap_idle_bytes"
 	seriesReleased   = "go_memstats_heap_released_bytes"
 	seriesHeap       = "go_memstats_heap_alloc_bytes"
+	seriesHeapInUse  = "go_memstats_heap_inuse_bytes"
 	seriesStack      = "go_memstats_stack_inuse_bytes"
 	seriesRows       = "fleetd_database_queue" // by table
 	seriesEvents     = "fleetd_event_queue"
+	seriesDropped    = "fleetd_events_dropped_total"
+	seriesWebhooks   = "fleetd_webhooks"
 )
 
 // metrics are the daemon's, by series with labels, and summed by name.

@@ -21,7 +21,7 @@ const (
 	benchJobs  = 10   // at once, each for all devices
 	idleJobs   = 1000 // the most that may be open
 	jobsPause  = 50 * time.Millisecond
-	jobsLimit  = 10 * time.Minute
+	jobsLimit  = 30 * time.Minute
 	neverRate  = "1/h"
 	everything = "device=*"
 )

@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 	}
 	err := run(t.Context(), append(scaleArguments(), "-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
 		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40", "-job-devices", "30", "-recorder-devices", "3000", "-recorder-pairs", "2", "-console-devices", "500",
-		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
+		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-webhook-rate", "100", "-webhook-events", "400", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -99,6 +99,10 @@ func checkOthers(t *testing.T, r report) {
 	checkFigure(t, r, "jobs-sqlite", figurePrepared, 0.001, 20)
 	checkFigure(t, r, "jobs-sqlite", figureIdleJobs, 0, 200)
 	checkRatio(t, r, "jobs-sqlite", figureTasks)
+	checkLargeJobs(t, r, "sqlite")
+	checkFigure(t, r, "webhooks-sqlite", figureHooksCPU, 0, 1e6) // few events, which the ticks of the kernel may not show
+	checkFigure(t, r, "webhooks-sqlite", figureHooksRate, 10, 120)
+	checkFigure(t, r, "webhooks-sqlite", figurePending, 0.02, 60)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	checkFigure(t, r, "recorder", figureRecord, 10, 10_000)
 	for _, figure := range []string{figureRecordAllocs, figureForgotten, figureEvicted} {
@@ -155,7 +159,8 @@ func TestOptions(t *testing.T) {
 	if err != nil || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-unknown"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-on", "mysql"}} {
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-unknown"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-on", "mysql"},
+		{"-scale-firings", "-1"}, {"-webhook-rate", "0"}, {"-webhook-events", "0"}} {
 		if _, err := parseOptions(bad, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}

@@ -69,7 +69,10 @@ const (
 )
 
 // measureScale measures what many known devices cost a node that has few or no connections.
-func (b *bench) measureScale(ctx context.Context) error {
+func (b *bench) measureScale(ctx context.Context) error { return b.atScale(ctx, b.scaleOn) }
+
+// atScale makes a measurement with the files of many devices on each database.
+func (b *bench) atScale(ctx context.Context, measure func(ctx context.Context, postgres bool, storm, rest string) error) error {
 	var kinds []bool
 	if b.opt.scaleOn != "postgres" {
 		kinds = append(kinds, false)
@@ -82,19 +85,24 @@ func (b *bench) measureScale(ctx context.Context) error {
 		return err
 	}
 	for _, postgres := range kinds {
-		if err := b.scaleOn(ctx, postgres, files["storm"], files["rest"]); err != nil {
+		if err := measure(ctx, postgres, files["storm"], files["rest"]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// databaseNames returns the name of a database in names of measurements, and in titles.
+func databaseNames(postgres bool) (name, title string) {
+	if postgres {
+		return "postgres", "Postgres"
+	}
+	return "sqlite", "SQLite"
+}
+
 // scaleOn measures on one database.
 func (b *bench) scaleOn(ctx context.Context, postgres bool, storm, rest string) (err error) {
-	name, title := "sqlite", "SQLite"
-	if postgres {
-		name, title = "postgres", "Postgres"
-	}
+	name, title := databaseNames(postgres)
 	begun := time.Now()
 	many, err := b.newKnown(ctx, "scale-"+name, postgres)
 	if err != nil {
@@ -266,6 +274,11 @@ func (k *known) fillIn(ctx context.Context, storm, others string, into samples) 
 	if err != nil {
 		return err
 	}
+	return k.describe(ctx)
+}
+
+// describe writes what devices report of themselves, with the node stopped.
+func (k *known) describe(ctx context.Context) error {
 	begun := time.Now()
 	db, err := k.open()
 	if err != nil {

@@ -66,7 +66,7 @@ func scaleArguments() []string {
 	if testing.Short() {
 		n = "2000"
 	}
-	return []string{"-scale-devices", n, "-scale-storm", "60", "-scale-idle", "300ms", "-scale-settle", "50ms"}
+	return []string{"-scale-devices", n, "-scale-storm", "60", "-scale-idle", "300ms", "-scale-settle", "50ms", "-scale-firings", "0"}
 }
 
 // checkScale checks the figures at scale on one database.
@@ -78,6 +78,21 @@ func checkScale(t *testing.T, r report, database string) {
 	checkFigure(t, r, "scale-"+database, figureReadyz, 0.001, 60)
 	checkFigure(t, r, "scale-"+database, figureReadyz0, 0.001, 60)
 	checkFigure(t, r, "scale-storm-"+database, figureStormCPU, 0.01, 60)
+}
+
+// checkLargeJobs checks the figures of large jobs on one database.
+func checkLargeJobs(t *testing.T, r report, database string) {
+	t.Helper()
+	table := "scale-jobs-" + database
+	for _, figure := range []string{figureCancelRows, figureFollowRows} {
+		checkFigure(t, r, table, figure, 8800, 8800) // 220 of 500 sites
+	}
+	checkFigure(t, r, table, figureFiringsLost, 0, 0)
+	checkFigure(t, r, table, figureCancelRequest, 0.001, 30)
+	checkFigure(t, r, table, figureCancelTime, 0.001, 60)
+	for _, figure := range []string{figureLargeTail, figureHeapInUse, figureRoutines} {
+		checkRatio(t, r, table, figure)
+	}
 }
 
 // TestScaleOnPostgres is the part of TestRun that needs Postgres.
@@ -95,11 +110,12 @@ func TestScaleOnPostgres(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", dir)
 	var stdout, stderr strings.Builder
-	if err := run(t.Context(), append(scaleArguments(), "-only", "scale", "-scale-on", "postgres", "-fleetd", program, "-runs", "1", "-json", jsonFile), &stdout, &stderr); err != nil {
+	if err := run(t.Context(), append(scaleArguments(), "-only", "scale,scale-jobs", "-scale-on", "postgres", "-fleetd", program, "-runs", "1", "-d", "200ms", "-idle-rate", "100", "-json", jsonFile), &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
 	r := readReport(t, jsonFile)
 	checkScale(t, r, "postgres")
+	checkLargeJobs(t, r, "postgres")
 	for _, figure := range []string{figureIdleRows, figureIdleRead, figureIdleCommits} {
 		checkFigure(t, r, "scale-postgres", figure, 0, 1e6)
 	}
