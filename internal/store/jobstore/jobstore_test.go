@@ -23,6 +23,6 @@ func TestPostgres(t *testing.T) {
 func BenchmarkSQLite(b *testing.B)   { storetest.BenchmarkJobs(b, storetest.SQLite) }
 func BenchmarkPostgres(b *testing.B) { storetest.BenchmarkJobs(b, storetest.Postgres) }
 
-func TestPages(t *testing.T) {
+func TestTaskPages(t *testing.T) {
 	storetest.RunPages(t, storetest.Postgres(t))
 }
