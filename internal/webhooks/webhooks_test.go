@@ -691,6 +691,10 @@ func TestNothingIsRecorded(t *testing.T) {
 	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
 	w.happen(devices.EventOnline, "a", 1)
 	r.await(1)
+	devicetest.Eventually(t, "it is recorded", func() bool {
+		list, err := m.List(t.Context(), admin)
+		return err == nil && list[0].Delivered == 1
+	})
 	wire.lose.Store(true)
 	w.happen(devices.EventOnline, "a", 2)
 	r.await(1, 2)
