@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -165,7 +166,7 @@ func TestComputingOfAllCallers(t *testing.T) {
 		const callers, computing = 20, 100 * time.Millisecond
 		gone, leave := context.WithCancel(t.Context())
 		var mu sync.Mutex
-		var order []int
+		began := map[int]time.Time{} // those of one moment in any order
 		var all sync.WaitGroup
 		busy, most := 0, 0
 		for n := range callers {
@@ -186,7 +187,7 @@ func TestComputingOfAllCallers(t *testing.T) {
 					return
 				}
 				mu.Lock()
-				order = append(order, n)
+				began[n] = time.Now()
 				busy++
 				most = max(most, busy)
 				mu.Unlock()
@@ -205,8 +206,8 @@ func TestComputingOfAllCallers(t *testing.T) {
 			t.Errorf("%d requests compute at once, want %d, and more than the %d of one caller", most, cap(w.Computing), slotsOfCaller())
 		}
 		// security: N43
-		if len(order) != callers-1 || !slices.IsSorted(order) {
-			t.Errorf("the callers had their turns in the order %v", order)
+		if order := slices.Sorted(maps.Keys(began)); len(order) != callers-1 || !slices.IsSortedFunc(order, func(a, b int) int { return began[a].Compare(began[b]) }) {
+			t.Errorf("the callers had their turns at %v", began)
 		}
 		if w.Refused.Load() != 0 || len(w.Computing) != 0 || len(w.of(fmt.Sprint("key ", callers/2)).places) != 0 {
 			t.Errorf("%d were refused, %d places are taken at the end", w.Refused.Load(), len(w.Computing))

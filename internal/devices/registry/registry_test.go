@@ -435,6 +435,7 @@ func TestSnapshotOfAnOlderVersion(t *testing.T) {
 		if got, want := n.Stats.Snapshots.Load(), uint64(len(all)-len(knew)); got != want || !n.Status("a", "client").Member() {
 			t.Errorf("the writer knew %d of %d aspects: the registry was read %d times, want %d", len(knew), len(all), got, want)
 		}
+		n.Close() // it writes a snapshot by itself
 	}
 }
 
