@@ -14,7 +14,7 @@ import (
 )
 
 // Action is what a job does on each device: the member of an api.JobAction that is given. Whatever differs between kinds of
-// actions is in these methods, and a new kind is a new type in kinds.
+// actions is in these methods, and a new kind is a new type in actionsOf and a name in kinds.
 type Action interface {
 	// Name is that of the member.
 	Name() string
@@ -51,26 +51,21 @@ type Sender interface {
 	Message(body json.RawMessage) error
 }
 
-// kinds has, by the name of its member, how an action of each kind is read; nil: the member is not given.
-var kinds = map[string]func(*api.JobAction) Action{
-	"call": func(a *api.JobAction) Action {
-		if a.Call == nil {
-			return nil
-		}
-		return call{a.Call}
-	},
-	"message": func(a *api.JobAction) Action {
-		if len(a.Message) == 0 {
-			return nil
-		}
-		return message(a.Message)
-	},
-	"restart": func(a *api.JobAction) Action {
-		if a.Restart == nil {
-			return nil
-		}
-		return restart{a.Restart}
-	},
+// kinds are the names of the members, as Action.Name returns them.
+var kinds = []string{"call", "message", "restart"}
+
+// actionsOf returns the members that are given, in the order of kinds.
+func actionsOf(a *api.JobAction) (list []Action) {
+	if a.Call != nil {
+		list = append(list, call{a.Call})
+	}
+	if len(a.Message) > 0 {
+		list = append(list, message(a.Message))
+	}
+	if a.Restart != nil {
+		list = append(list, restart{a.Restart})
+	}
+	return list
 }
 
 // ActionOf returns the action that is given; false if there is none, or none that this version knows.
@@ -83,24 +78,15 @@ func ActionOf(a *api.JobAction) (Action, bool) {
 }
 
 // IsAction reports whether a text is the name of a kind that this version knows.
-func IsAction(name string) bool { return kinds[name] != nil }
-
-func actionsOf(a *api.JobAction) (list []Action) {
-	for _, name := range slices.Sorted(maps.Keys(kinds)) {
-		if known := kinds[name](a); known != nil {
-			list = append(list, known)
-		}
-	}
-	return list
-}
+func IsAction(name string) bool { return slices.Contains(kinds, name) }
 
 func checkAction(spec *api.JobSpec, f *faults) {
 	list := actionsOf(&spec.Action)
-	if len(list) != 1 {
-		f.add("/action", "must have exactly one of %s", strings.Join(slices.Sorted(maps.Keys(kinds)), ", "))
-	}
 	for _, a := range list {
 		a.check(spec, f)
+	}
+	if len(list) != 1 {
+		f.add("/action", "must have exactly one of %s", strings.Join(kinds, ", "))
 	}
 }
 
