@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -187,10 +185,13 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 		after = page[len(page)-1].device
 	}
 	if err == nil {
-		_, err = s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('history_pruned_to', $1) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, after)
+		_, err = s.change(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, historyPrunedKey, after)
 	}
 	return deleted, err
 }
+
+// historyPrunedKey is that of the last device that a run has examined, in the table fleet.
+const historyPrunedKey = "history_pruned_to"
 
 // historyPruned returns the last device whose history the run before has examined; empty: none.
 func (s *Store) historyPruned(ctx context.Context) (device string, err error) {
@@ -199,8 +200,7 @@ func (s *Store) historyPruned(ctx context.Context) (device string, err error) {
 		return "", err
 	}
 	defer cancel()
-	err = s.backend.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = 'history_pruned_to'`).Scan(&device)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	if device, err = database.Fact(ctx, s.backend.Read, historyPrunedKey); err != nil {
 		return "", s.UseError(ctx, "reading how far the history was pruned", err)
 	}
 	return device, nil

@@ -105,10 +105,8 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 		if err := db.QueryRowContext(ctx, `SELECT max(version_id) FROM goose_db_version WHERE is_applied`).Scan(&c.Schema); err != nil {
 			return fmt.Errorf("it is not a database of fleetd: %w", err)
 		}
-		err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, FingerprintKey).Scan(&c.Fingerprint)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil
-		}
+		var err error
+		c.Fingerprint, err = Fact(ctx, db, FingerprintKey)
 		return err
 	})
 	if err != nil {

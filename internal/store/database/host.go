@@ -2,7 +2,9 @@ package database
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"time"
 )
@@ -38,4 +40,15 @@ func IDSet(postgres bool, column, place string, ids []string) (condition string,
 		panic(err) // cannot fail for strings
 	}
 	return column + " IN (SELECT value FROM json_each(" + place + "))", string(text)
+}
+
+// Fact returns a value of the table fleet; empty if there is none. from is a pool, a connection or a transaction.
+func Fact(ctx context.Context, from interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}, key string) (value string, err error) {
+	err = from.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, key).Scan(&value)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return value, err
 }

@@ -89,12 +89,12 @@ func (s *Store) readClock(ctx context.Context) (m *measurement, took time.Durati
 		return nil, 0, err
 	}
 	took = time.Since(before)
-	m.clock, m.at, m.steps = database.Instant(us), before.Add(took/2), stepsOf(steps)
+	m.clock, m.at, m.steps = database.Instant(us), before.Add(took/2), stepsOf(steps.String)
 	return m, took, nil
 }
 
-func stepsOf(text sql.NullString) time.Duration {
-	us, _ := strconv.ParseInt(text.String, 10, 64) // without a row there was none
+func stepsOf(text string) time.Duration {
+	us, _ := strconv.ParseInt(text, 10, 64) // without a row there was none
 	return time.Duration(us) * time.Microsecond
 }
 
@@ -135,9 +135,8 @@ func (t *transaction) checkClock(ctx context.Context) error {
 	if _, err := t.exec(ctx, `SELECT pg_advisory_xact_lock_shared($1)`, int64(clockLock)); err != nil {
 		return err
 	}
-	var steps sql.NullString
-	err := t.tx.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, clockKey).Scan(&steps)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	steps, err := database.Fact(ctx, t.tx, clockKey)
+	if err != nil {
 		return err
 	}
 	if stepsOf(steps) != t.steps {

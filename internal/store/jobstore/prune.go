@@ -3,8 +3,6 @@ package jobstore
 import (
 	"cmp"
 	"context"
-	"database/sql"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,11 +36,8 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 		return true, nil
 	}
 	now := time.Now()
-	var held string
-	switch err := s.db.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, turnKey).Scan(&held); {
-	case errors.Is(err, sql.ErrNoRows):
-		held = ""
-	case err != nil:
+	held, err := database.Fact(ctx, s.db.Read, turnKey)
+	if err != nil {
 		return false, s.host.UseError(ctx, "reading who has the turn of the jobs", err)
 	}
 	count, holder, _ := strings.Cut(held, " ")

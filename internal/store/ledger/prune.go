@@ -118,15 +118,11 @@ func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
 		return 0, err
 	}
 	defer cancel()
-	var text string
-	err = l.db.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, prunedToKey).Scan(&text)
-	switch {
-	case isNoRows(err):
-		return 0, nil
-	case err != nil:
+	text, err := database.Fact(ctx, l.db.Read, prunedToKey)
+	if err != nil {
 		return 0, l.host.UseError(ctx, "reading how far changes were deleted", err)
 	}
-	revision, _ = strconv.ParseInt(text, 10, 64) // 0 if it cannot be parsed
+	revision, _ = strconv.ParseInt(text, 10, 64) // 0 if there is none, or it cannot be parsed
 	return revision, nil
 }
 
