@@ -92,4 +92,5 @@ func (s *storm) finished() {
 		}
 		return ""
 	})
+	s.t.Logf("open: %s", s.jobs.openJobs(s.t)) // and what they wait for
 }

@@ -162,9 +162,7 @@ func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration)
 	s.decisions.end()
 	s.jobs.end()
 	c.Mend()
-	if lasts >= chaosLong {
-		c.StepDatabase(-time.Hour) // and so it stays
-	}
+	c.StepDatabase(-time.Hour) // and so it stays
 	s.decisions.revokeTheRest()
 	for i := range c.Nodes { // everybody moves once more, and no node is notified
 		c.MQTT.Desert(i)
@@ -194,7 +192,7 @@ func (s *storm) strike() {
 	switch roll := s.random.IntN(100); {
 	case roll < 15:
 		breaks("NATS cut", s.NATS[node], 0, Cut)
-	case roll < 30 && (roll < 22 || s.lasts < chaosLong): // TestSteppedClocks is the short form
+	case roll < 22:
 		breaks("NATS stalled", s.NATS[node], 0, Stalled)
 	case roll < 30:
 		s.stepClocks(node)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -91,6 +92,23 @@ func (a *jobAccount) resume(ctx context.Context) int {
 		}
 	}
 	return len(a.open)
+}
+
+// openJobs says what the jobs that are open wait for.
+func (a *jobAccount) openJobs(t testing.TB) string {
+	var text strings.Builder
+	for id := range a.open {
+		j, err := a.job(t.Context(), id)
+		shown, _ := json.Marshal(j) // of a type of the API
+		fmt.Fprintf(&text, "\n%s %v", shown, err)
+		for _, row := range a.rows(t, id) {
+			if row.State != "ended" {
+				shown, _ := json.Marshal(row)
+				fmt.Fprintf(&text, "\n  %s", shown)
+			}
+		}
+	}
+	return text.String()
 }
 
 // job reads a job through one node after the other.

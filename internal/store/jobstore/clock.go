@@ -54,8 +54,10 @@ func (s *Store) measure(ctx context.Context) error {
 			return err
 		}
 		last := s.measured.Load()
-		if last != nil {
-			step := next.clock.Sub(last.clock) - next.at.Sub(last.at) - (next.steps - last.steps)
+		// Who finds that a step was added since its last measurement takes that one's word: it may itself have started after the
+		// clock was stepped, and would take the step back.
+		if last != nil && next.steps == last.steps {
+			step := next.clock.Sub(last.clock) - next.at.Sub(last.at)
 			if step.Abs() > minStep+took {
 				switch done, err := s.addStep(ctx, next.steps, step); {
 				case err != nil:

@@ -35,7 +35,7 @@ func (d Database) Stepped(t testing.TB) (stepped Database, step func(by time.Dur
 	return Database{URL: u.String(), Raw: d.Raw, Postgres: true}, func(by time.Duration) { d.Exec(t, `UPDATE stepped.step SET us = $1`, by.Microseconds()) }
 }
 
-// steppedStores returns two nodes of a database whose clock step moves, on SQLite one node whose own clock does.
+// steppedStores returns three nodes of a database whose clock step moves, on SQLite one node whose own clock does.
 func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step func(d time.Duration)) {
 	t.Helper()
 	discard := slog.New(slog.DiscardHandler)
@@ -43,10 +43,10 @@ func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step f
 		var off atomic.Int64
 		wall := func() time.Time { return clock.Now().Add(time.Duration(off.Load())) }
 		s := jobstore.New(openStore(t, f.URL), discard, jobstore.Clock(wall), jobstore.Holders(ownerKind))
-		return []*jobstore.Store{s, s}, func(d time.Duration) { off.Store(int64(d)) }
+		return []*jobstore.Store{s, s, s}, func(d time.Duration) { off.Store(int64(d)) }
 	}
 	db, step := f.Stepped(t)
-	for range 2 {
+	for range 3 {
 		stores = append(stores, jobstore.New(openStore(t, db.URL), discard, jobstore.Holders(ownerKind)))
 	}
 	return stores, step
@@ -99,6 +99,39 @@ func testClockSteps(t *testing.T, f *jobFleet) {
 	f.Exec(t, `UPDATE jobs SET tat = tat - 60000000`)
 	if list, _, err := stores[0].Begin(t.Context(), "n", "i", candidates(&j, mac(2))); err != nil || len(list) != 1 {
 		t.Errorf("%v, %v", list, err)
+	}
+}
+
+// testStartAfterStep: a node that starts between a step of the clock and its measurement by another node takes that one's word for
+// it. It does not take the step back, which the other node would follow in turn.
+func testStartAfterStep(t *testing.T, f *jobFleet) {
+	stores, step := f.steppedStores(t)
+	f.stores = stores
+	turn := func(s *jobstore.Store) {
+		t.Helper()
+		if _, err := s.TakeTurn(t.Context(), "i", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn(stores[0])
+	turn(stores[1])
+	j := f.create(t, 4, func(s *api.JobSpec) { s.Pace = &api.JobPace{Rate: "1/m", Concurrency: 10} })
+	f.begin(t, "i", candidates(&j, mac(1))...)
+	begun := time.Now()
+	step(-time.Hour)
+	for range 3 {
+		for _, s := range []*jobstore.Store{stores[2], stores[0], stores[1]} {
+			turn(s)
+		}
+		left := time.Minute - time.Since(begun)
+		if pause := f.job(t, j.ID).TAT.Sub(stores[2].Now()); (pause - left).Abs() > 2*time.Second {
+			t.Errorf("the rate pauses for %v, not %v", pause, left)
+		}
+	}
+	turn(stores[2])
+	left := time.Minute - time.Since(begun)
+	if pause := f.job(t, j.ID).TAT.Sub(stores[2].Now()); (pause - left).Abs() > 2*time.Second {
+		t.Errorf("after the new node's measurement the rate pauses for %v, not %v", pause, left)
 	}
 }
 
