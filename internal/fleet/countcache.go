@@ -12,7 +12,7 @@ import (
 const (
 	// maxCachedCounts is how many selections have cached counts.
 	maxCachedCounts = 100
-	// countsLifetime is how long counts of a selection are reused.
+	// countsLifetime is how long counts of a selection are reused once they are there.
 	countsLifetime = 10 * time.Second
 	// countTimeout is how long counting a selection may take.
 	countTimeout = 30 * time.Second
@@ -29,7 +29,12 @@ type countResult struct {
 	done   chan struct{}
 	counts devices.Counts
 	err    error
-	at     time.Time
+	at     time.Time // when they were there; zero: they are not yet
+}
+
+// isOld reports whether the devices are to be counted again.
+func (c *countCache) isOld(one *countResult) bool {
+	return one == nil || !one.at.IsZero() && time.Since(one.at) > countsLifetime
 }
 
 // cachedCounts counts the devices of a selection, or returns the cached counts. The
@@ -39,18 +44,17 @@ func (s *Service) cachedCounts(ctx context.Context, sel selector.Selector) (devi
 	c, key := &s.counts, sel.String()
 	c.mu.Lock()
 	one := c.all[key]
-	if one == nil || time.Since(one.at) > countsLifetime {
+	if c.isOld(one) {
 		if c.all == nil || len(c.all) >= maxCachedCounts {
 			c.all = map[string]*countResult{}
 		}
-		one = &countResult{done: make(chan struct{}), at: time.Now()}
+		one = &countResult{done: make(chan struct{})}
 		if !s.tasks.Run(func() {
 			ctx, cancel := context.WithTimeout(s.tasks.Context(), countTimeout)
 			defer cancel()
 			defer close(one.done)
-			if one.counts, one.err = s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel}); one.err != nil {
-				c.drop(key, one)
-			}
+			one.counts, one.err = s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel})
+			c.end(key, one)
 		}) {
 			c.mu.Unlock()
 			return devices.Counts{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
@@ -66,10 +70,12 @@ func (s *Service) cachedCounts(ctx context.Context, sel selector.Selector) (devi
 	}
 }
 
-func (c *countCache) drop(key string, one *countResult) {
+// end keeps counts for others, and forgets an error.
+func (c *countCache) end(key string, one *countResult) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.all[key] == one {
+	one.at = time.Now()
+	if one.err != nil && c.all[key] == one {
 		delete(c.all, key)
 	}
 }

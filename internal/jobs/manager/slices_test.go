@@ -7,10 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/jobs"
+	"fleetd/internal/selector"
 	"fleetd/internal/tasks"
 )
 
@@ -159,4 +161,59 @@ func TestDevicesThatLeaveTogether(t *testing.T) {
 		t.Errorf("%d devices are looked for in %d transactions", many, n)
 	}
 	m.OnDecision("02:00:00:00:00:00") // after the end
+}
+
+// slowCounts is a fleet that counts one selection until counted.
+type slowCounts struct {
+	Fleet
+	slow    string
+	counted bool
+}
+
+func (f *slowCounts) Counts(ctx context.Context, p access.Principal, sel selector.Selector) (devices.Counts, error) {
+	if sel.String() != f.slow || f.counted {
+		return devices.Counts{Total: 1}, nil
+	}
+	<-ctx.Done()
+	return devices.Counts{}, ctx.Err()
+}
+
+// A job whose selection takes long to count has no tasks until it is counted, and other jobs go on meanwhile.
+func TestCountingHoldsNobodyUp(t *testing.T) {
+	m := newManager(t)
+	create := func(sel string) string {
+		t.Helper()
+		j, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: sel}, CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j.ID
+	}
+	slow, other := create("room in (hall,lab)"), create("room=lab")
+	m.Store = &fewTasks{Store: m.Store, room: 1} // fewer than there are devices: they are counted
+	counts := &slowCounts{Fleet: m.Fleet, slow: "room in (hall,lab)"}
+	m.Fleet = counts
+	pass := newTurn(m.Manager)
+	pass.sliceTime = 50 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for range 2 { // the slow one may have used up the time of the first pass
+		if err := pass.once(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if j := m.stored(t, other); j.State != jobs.Running {
+		t.Errorf("beside the job that is counted, another one is %s", j.State)
+	}
+	if j := m.stored(t, slow); j.State != jobs.Preparing || j.Counts.Total() != 0 {
+		t.Errorf("while its devices are counted, the job is %s with %d tasks", j.State, j.Counts.Total())
+	}
+	counts.counted = true
+	pass.sliceTime = time.Minute
+	if err := pass.once(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if j := m.stored(t, slow); j.State != jobs.Running {
+		t.Errorf("after its devices are counted, the job is %s", j.State)
+	}
 }

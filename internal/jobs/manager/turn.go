@@ -330,7 +330,8 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (_ jobs.Job, left bool, err 
 		if !t.slice(j.ID) {
 			return j, true, nil
 		}
-		if j, err = t.reserve(ctx, j); err != nil || j.State != jobs.Preparing || j.Reason == jobs.ReasonLimit {
+		fits := false
+		if j, fits, err = t.reserve(ctx, j); err != nil || !fits {
 			return j, false, err
 		}
 		if j, err = t.preparePage(ctx, j); err != nil || j.State == jobs.Preparing {
@@ -378,31 +379,41 @@ func (t *turn) settle(ctx context.Context, j *jobs.Job) error {
 	return err
 }
 
-// reserve decides whether a job whose preparing begins has room for the tasks of its selection.
-func (t *turn) reserve(ctx context.Context, j jobs.Job) (jobs.Job, error) {
-	if j.Cursor != "" || j.Reserved > 0 || j.RoundN > 0 || j.Reason == jobs.ReasonLimit && time.Since(t.counted[j.ID]) < countEvery {
-		return j, nil
+// reserve decides whether a job whose preparing begins has room for the tasks of its selection. fits is whether its tasks may be
+// written now; while its devices are counted they may not.
+func (t *turn) reserve(ctx context.Context, j jobs.Job) (_ jobs.Job, fits bool, err error) {
+	if j.Reason == jobs.ReasonLimit && time.Since(t.counted[j.ID]) < countEvery {
+		return j, false, nil
+	}
+	if j.Cursor != "" || j.Reserved > 0 || j.RoundN > 0 {
+		return j, true, nil
 	}
 	room, err := t.m.Store.Room(ctx, j.Owner)
 	if err != nil {
-		return j, err
+		return j, false, err
 	}
-	n, err := t.m.sizeOf(ctx, &j, room)
+	limited, cancel := context.WithTimeout(ctx, t.sliceTime)
+	defer cancel()
+	n, err := t.m.sizeOf(limited, &j, room)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil { // the fleet goes on counting: a later pass gets the number
+		return j, false, nil
+	}
 	var syntax *selector.SyntaxError
 	if errors.As(err, &syntax) { // of another version
 		t.m.Log.Warn("a job is halted: its selection cannot be read", "job", j.ID, "error", err)
-		return t.m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+		j, err = t.m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
 			j.Halt(jobs.ReasonSelect)
 			return nil
 		})
+		return j, false, err
 	}
 	if err != nil {
-		return j, err
+		return j, false, err
 	}
 	if j, err = t.m.Store.Reserve(ctx, j.ID, n); err == nil && j.Reason == jobs.ReasonLimit {
 		t.counted[j.ID] = time.Now()
 	}
-	return j, err
+	return j, err == nil && j.State == jobs.Preparing && j.Reason != jobs.ReasonLimit, err
 }
 
 // pageSize is how many rows one transaction of preparing writes.
