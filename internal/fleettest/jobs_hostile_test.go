@@ -274,6 +274,7 @@ func TestFailuresAtOnce(t *testing.T) {
 	sim := programs.Simulate(t, c.OTA, "--devices", fmt.Sprint(count), "--mac-base", ids[0], "--fault", "late-reply", "--late", "4s")
 	c.AwaitReady(t, count, time.Minute)
 	a := newJobAccount(26, c.Nodes, ids)
+	nodes := 0
 	for range rounds {
 		job := a.create(t, func(j *api.NewJob) {
 			j.Pace.Concurrency, j.Stop = together, &api.JobStop{Failed: stop}
@@ -294,9 +295,10 @@ func TestFailuresAtOnce(t *testing.T) {
 		if n := c.DB.Count(t, begun, job) - harmed; n > 0 { // less: given back, not sent
 			t.Errorf("%d tasks began after the halt", n)
 		}
-		if nodes := c.DB.Count(t, "SELECT count(DISTINCT node) FROM tasks WHERE job = $1 AND attempt > 0", job); nodes < 2 {
-			t.Errorf("failures on %d nodes", nodes)
-		}
+		nodes = max(nodes, c.DB.Count(t, "SELECT count(DISTINCT node) FROM tasks WHERE job = $1 AND attempt > 0", job))
+	}
+	if nodes < 2 { // in one round a node may begin so late that the failures of another have halted the job
+		t.Errorf("failures on %d nodes", nodes)
 	}
 	a.settle(t, 30*time.Second) // which cancels them
 	outcomes := a.judge(t, sim.Report(t))

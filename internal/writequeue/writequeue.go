@@ -16,7 +16,7 @@ var (
 	ErrFull   = errors.New("too many bytes are queued for this connection")
 )
 
-// Writer is the connection that a Enqueue writes to.
+// Writer is the connection that a Queue writes to.
 type Writer interface {
 	// Write writes one message within a bounded time. The meaning of kind is up to
 	// the connection. It is called by one goroutine at a time.
@@ -25,7 +25,7 @@ type Writer interface {
 	Go(task func())
 }
 
-// Enqueue is the outgoing side of one connection. The zero value is ready to use. It is
+// Queue is the outgoing side of one connection. The zero value is ready to use. It is
 // safe for concurrent use.
 type Queue struct {
 	mu          sync.Mutex
@@ -42,7 +42,7 @@ type message struct {
 }
 
 // Hold makes messages wait in the queue until Flush, so that another message can be
-// written first. Call it once, on a new Enqueue.
+// written first. Call it once, on a new Queue.
 func (b *Queue) Hold() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -51,7 +51,7 @@ func (b *Queue) Hold() {
 
 // Send writes msg, or queues a copy of it if another write is in progress. ErrFull
 // means that more than limit bytes would be queued. Other errors are those of the
-// writer; they close the Enqueue, because the peer may have received a part of the
+// writer; they close the Queue, because the peer may have received a part of the
 // message. After any error the peer does not receive the whole of msg.
 func (b *Queue) Send(w Writer, kind int, msg []byte, limit int) error {
 	b.mu.Lock()
@@ -144,7 +144,7 @@ func (b *Queue) closeLocked() {
 	b.queue, b.queued = nil, 0
 }
 
-// IfOpen calls f unless the Enqueue is closed. Close waits until f returns.
+// IfOpen calls f unless the Queue is closed. Close waits until f returns.
 func (b *Queue) IfOpen(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
