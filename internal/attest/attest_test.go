@@ -61,7 +61,7 @@ func newList(t testing.TB, keys Keys, secret string) *List {
 // checkIn is the device's OTA check; it returns the challenge.
 func (c *camp) checkIn(t testing.TB, id devices.ID, client string) string {
 	t.Helper()
-	w, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Serial: serial, ActivateV2: true})
+	w, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Facts: devices.Facts{Serial: serial, ActivateV2: true}})
 	if err != nil {
 		t.Fatal(err)
 	}

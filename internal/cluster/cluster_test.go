@@ -231,7 +231,7 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	s := devicetest.NewScript()
 	s.Tools = `[` + devicetest.Volume + `]`
 	f.connect(t, s)
-	if _, err := f.fwd.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.fwd.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Facts: devices.Facts{Board: "box", Firmware: "2.4.2"}}); err != nil {
 		t.Fatal(err)
 	}
 	local, err := f.holding.Get(t.Context(), id)

@@ -19,7 +19,7 @@ import (
 // ends the session on either node, and both remove a forgotten device.
 func TestNewsReachEveryNode(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Facts: devices.Facts{Board: "box", Firmware: "2.4.2"}}); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the other node has the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })

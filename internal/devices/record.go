@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"fleetd/internal/selector"
 )
 
 // Epoch orders the sessions of one device: microseconds since 1970 at Accept, always
@@ -46,33 +48,38 @@ type Device struct {
 	Labels    map[string]string
 	Prefer    Transport // what the OTA reply offers; empty for the node's default
 
+	Facts
+
+	FirstSeen time.Time // UTC, microseconds
+	// Revision is that of the last change of the device.
+	Revision int64
+}
+
+// Facts are what a device reported at its last OTA check.
+type Facts struct {
 	Board      string // board name, e.g. `bread-compact-wifi`
 	Firmware   string // firmware version, e.g. `2.4.2`
 	ELF        string // 64 hex digits, SHA-256 of the running image; the most exact identification of a firmware
 	Chip       string
 	Language   string
-	Serial     string // eFuse serial number, if the chip has one
-	ActivateV2 bool   // Activation-Version 2
-
-	FirstSeen time.Time // UTC, microseconds
-	CheckedAt time.Time // last OTA check
-	// Revision is that of the last change of the device.
-	Revision int64
+	Serial     string    // eFuse serial number, if the chip has one
+	ActivateV2 bool      // Activation-Version 2
+	CheckedAt  time.Time // by the clock of the node that answered the check; UTC, microseconds
 }
 
-// Facts are what a device reported at an OTA check. CheckedAt is by the clock of the node that
-// answered it. Facts that arrived before the stored ones are ignored, and what a check did not
-// report stays as it is: see Over.
-type Facts struct {
-	Device     ID
-	Board      string
-	Firmware   string
-	ELF        string
-	Chip       string
-	Language   string
-	Serial     string
-	ActivateV2 bool
-	CheckedAt  time.Time
+// Map returns the facts with each text as do returns it.
+func (f Facts) Map(do func(string) string) Facts {
+	for _, text := range []*string{&f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial} {
+		*text = do(*text)
+	}
+	return f
+}
+
+// Check is an OTA check: a device and what it reported. One that arrived before the stored one is ignored, and what it did not
+// report stays as it is: see Facts.Over.
+type Check struct {
+	Device ID
+	Facts
 }
 
 // Over returns the facts of a check over those before it: what the check did not report is as
@@ -86,9 +93,14 @@ func (f Facts) Over(before Facts) Facts {
 	return f
 }
 
-// Facts returns what the device reported.
-func (d *Device) Facts() Facts {
-	return Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}
+// Selectable returns a device as selectors see it, without its tools.
+func Selectable(d *Device, p *Presence) selector.Device {
+	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(StateOffline),
+		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
+	if p.Online {
+		out.State = string(StateOnline)
+	}
+	return out
 }
 
 // Presence is the latest state of a device's connection: one row of the table

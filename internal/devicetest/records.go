@@ -67,8 +67,7 @@ func (p *Ports) SaveDevice(d devices.Device) {
 	m := d.Member()
 	p.Put(m)
 	if !d.CheckedAt.IsZero() || d.Board != "" || d.Firmware != "" || d.ELF != "" {
-		p.SaveFacts(devices.Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language,
-			Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt})
+		p.SaveFacts(devices.Check{Device: d.ID, Facts: d.Facts})
 	}
 }
 
@@ -89,7 +88,9 @@ func (p *Ports) Devices() map[devices.ID]devices.Device {
 func (p *Ports) rowLocked(m devices.Member) devices.Row {
 	d := registrytest.Device(m)
 	if f, ok := p.facts[m.ID]; ok {
-		d.Board, d.Firmware, d.ELF, d.Chip, d.Language, d.ActivateV2, d.CheckedAt = f.Board, f.Firmware, f.ELF, f.Chip, f.Language, f.ActivateV2, f.CheckedAt
+		serial := d.Serial
+		d.Facts = f
+		d.Serial = serial
 	}
 	return devices.Row{Device: d, Presence: p.Presences[m.ID]}
 }
@@ -176,12 +177,7 @@ func (p *Ports) selected(q devices.ListQuery) (rows []devices.Row, err error) {
 // selectableLocked is a row as selectors see it.
 func (p *Ports) selectableLocked(row *devices.Row) selector.Device {
 	d, n := &row.Device, &row.Presence
-	state := devices.StateOffline
-	if n.Online {
-		state = devices.StateOnline
-	}
-	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(state),
-		Labels: d.Labels, Online: n.Online, Transport: string(n.Transport), Node: n.Node, Reason: n.Reason, LastSeen: n.LastSeen}
+	out := devices.Selectable(d, n)
 	text, ok := p.Texts[n.Catalog]
 	if !ok {
 		return out
@@ -264,7 +260,7 @@ func (p *Ports) CatalogsOf(_ context.Context, sel selector.Selector) (list []dev
 }
 
 // SaveFacts implements fleet.Records.
-func (p *Ports) SaveFacts(f devices.Facts) {
+func (p *Ports) SaveFacts(f devices.Check) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	stored := p.facts[f.Device].CheckedAt

@@ -17,7 +17,7 @@ import (
 
 func check(t *testing.T, s *fleet.Service, client string) admission.CheckInResult {
 	t.Helper()
-	w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Board: "b", Firmware: "2.4.2"})
+	w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Facts: devices.Facts{Board: "b", Firmware: "2.4.2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,9 +359,9 @@ func TestChecksOfMembers(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		const imported = devices.ID("02:00:00:00:00:98")
 		p.Put(devices.Member{ID: imported})
-		said := admission.CheckIn{Device: id, ClientID: "c1", Board: "b", Firmware: "2.4.2", ELF: "e", Chip: "esp32", Language: "de", Serial: "1", ActivateV2: true}
-		for _, c := range []admission.CheckIn{said, {Device: id, ClientID: "c1"}, {Device: id, ClientID: "copy", Board: "x", Firmware: "1"}, {Device: id, Board: "x", Firmware: "1"},
-			{Device: imported, Board: "x", Firmware: "1"}} {
+		said := admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "b", Firmware: "2.4.2", ELF: "e", Chip: "esp32", Language: "de", Serial: "1", ActivateV2: true}}
+		for _, c := range []admission.CheckIn{said, {Device: id, ClientID: "c1"}, {Device: id, ClientID: "copy", Facts: devices.Facts{Board: "x", Firmware: "1"}}, {Device: id, Facts: devices.Facts{Board: "x", Firmware: "1"}},
+			{Device: imported, Facts: devices.Facts{Board: "x", Firmware: "1"}}} {
 			time.Sleep(time.Second)
 			if _, err := s.CheckIn(t.Context(), c); err != nil {
 				t.Fatal(err)

@@ -40,7 +40,7 @@ func (o *observer) Ready(id devices.ID, session string) { o.note("ready %s %t", 
 func (o *observer) Gone(id devices.ID, _ string, reason devices.CloseReason) {
 	o.note("gone %s %s", id, reason)
 }
-func (o *observer) CheckedIn(f devices.Facts) {
+func (o *observer) CheckedIn(f devices.Check) {
 	o.note("checked in %s %s %s", f.Device, f.Firmware, f.ELF)
 }
 
@@ -52,7 +52,7 @@ func TestLifecycle(t *testing.T) {
 		var first, second observer
 		s.Observe(&first)
 		s.Observe(&second)
-		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Board: "b", Firmware: "2.0.9", ELF: "e1"}); err != nil {
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "b", Firmware: "2.0.9", ELF: "e1"}}); err != nil {
 			t.Fatal(err)
 		}
 		script := devicetest.NewScript()

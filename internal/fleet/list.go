@@ -107,10 +107,9 @@ func (l *lister) catalog(h devices.Hash) *catalog.Catalog {
 
 // selectable returns the device as selectors see it.
 func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selector.Device {
-	d, p := &v.Device, &v.Presence
-	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State), Pending: len(v.Pending) > 0,
-		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
-	if cat := list(p.Catalog); cat != nil {
+	out := devices.Selectable(&v.Device, &v.Presence)
+	out.State, out.Pending = string(v.State), len(v.Pending) > 0
+	if cat := list(v.Presence.Catalog); cat != nil {
 		out.HasTool = func(match func(string) bool) bool {
 			return slices.ContainsFunc(cat.Tools, func(t catalog.Tool) bool { return match(t.Name) })
 		}

@@ -319,7 +319,7 @@ func TestWaitingDevicesInLists(t *testing.T) {
 			all = append(all, of(n))
 			switch n % 5 {
 			case 0: // pending, and never a member
-				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "c", Board: "box"}); err != nil {
+				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "c", Facts: devices.Facts{Board: "box"}}); err != nil {
 					t.Fatal(err)
 				}
 			case 1:

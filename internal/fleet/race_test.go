@@ -48,8 +48,8 @@ func TestCredentialsAreCheckedAtAccept(t *testing.T) {
 // one.
 func TestGuessedCatalogIsNotRecorded(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
-		twin := admission.CheckIn{Device: "02:00:00:00:00:02", ClientID: "c", Firmware: "2.4.2", ELF: "e"}
-		own := admission.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: "e"}
+		twin := admission.CheckIn{Device: "02:00:00:00:00:02", ClientID: "c", Facts: devices.Facts{Firmware: "2.4.2", ELF: "e"}}
+		own := admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Firmware: "2.4.2", ELF: "e"}}
 		for _, c := range []admission.CheckIn{twin, own} {
 			if _, err := s.CheckIn(t.Context(), c); err != nil {
 				t.Fatal(err)

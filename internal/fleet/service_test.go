@@ -299,7 +299,7 @@ func TestToolsAreKnownBeforeTheyAreVerified(t *testing.T) {
 
 func TestCatalogOfTheSameFirmwareImageIsShown(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
-		check := admission.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: strings.Repeat("a", 64)}
+		check := admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Firmware: "2.4.2", ELF: strings.Repeat("a", 64)}}
 		if _, err := s.CheckIn(t.Context(), check); err != nil {
 			t.Fatal(err)
 		}

@@ -148,10 +148,10 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 // OTA check, on whichever node that was.
 func TestFirmwareOfInitializeHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
-		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "box", Firmware: "2.3.0", ELF: "e"}}); err != nil {
 			t.Fatal(err)
 		}
-		checked := devices.Facts{Device: id, Board: "box", Firmware: "2.3.0", ELF: "e", CheckedAt: state(t, s).Device.CheckedAt}
+		checked := devices.Check{Device: id, Facts: devices.Facts{Board: "box", Firmware: "2.3.0", ELF: "e", CheckedAt: state(t, s).Device.CheckedAt}}
 		time.Sleep(time.Minute)
 		script := devicetest.NewScript()
 		script.Firmware = "2.4.2"
@@ -171,7 +171,7 @@ func TestFirmwareOfInitializeHolds(t *testing.T) {
 // that missed it.
 func TestNewerCheckElsewhereHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, a *fleet.Service) {
-		first := admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}
+		first := admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}}
 		if _, err := a.CheckIn(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
@@ -195,11 +195,11 @@ func TestNewerCheckElsewhereHolds(t *testing.T) {
 // What a device reports here is newer than what another node stored, even if the clock of that node is ahead.
 func TestCheckAfterOneOfAWrongClock(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
-		first := admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old"}
+		first := admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "box", Firmware: "2.3.0", ELF: "e-old"}}
 		if _, err := s.CheckIn(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
-		ports.SaveFacts(devices.Facts{Device: id, Board: "box", Firmware: "2.3.0", ELF: "e-old", CheckedAt: time.Now().Add(10 * time.Minute)}) // by the other node
+		ports.SaveFacts(devices.Check{Device: id, Facts: devices.Facts{Board: "box", Firmware: "2.3.0", ELF: "e-old", CheckedAt: time.Now().Add(10 * time.Minute)}}) // by the other node
 		script := devicetest.NewScript()
 		script.Firmware = "2.3.0"
 		connect(t, s, "c1", script)

@@ -42,7 +42,7 @@ func (f *testFleet) ids(t testing.TB, query string, headers ...string) (ids []st
 }
 
 func (f *testFleet) put(id devices.ID, board, firmware string, labels map[string]string) {
-	f.ports.SaveDevice(devices.Device{ID: id, Name: "name of " + string(id), Board: board, Firmware: firmware, Labels: labels, CheckedAt: time.Now()})
+	f.ports.SaveDevice(devices.Device{ID: id, Name: "name of " + string(id), Labels: labels, Facts: devices.Facts{Board: board, Firmware: firmware, CheckedAt: time.Now()}})
 }
 
 func newSelectFleet(t testing.TB) *testFleet {

@@ -35,7 +35,7 @@ func (p *presenceRow) counted() database.PresenceCounted {
 
 // mergeResult is what a group changes in the tables devices and presence.
 type mergeResult struct {
-	facts, image            []devices.Facts
+	facts, image            []devices.Check
 	session, presence, seen []presenceRow
 	counts                  database.Deltas
 	newer                   []devices.Presence // stored rows that prevented a row with a device online
@@ -58,7 +58,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
 			at := database.Micros(f.CheckedAt)
-			f = f.Over(old.Facts)
+			f.Facts = f.Over(old.Facts)
 			switch {
 			case !there || at <= old.checkedAt && old.checkedAt <= now: // a later time is of a wrong clock
 				continue
@@ -128,10 +128,8 @@ func versionKey(version string) string {
 	return key
 }
 
-func cleanFacts(f devices.Facts) devices.Facts {
-	for _, text := range []*string{&f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial} {
-		*text = database.Clean(*text)
-	}
+func cleanFacts(f devices.Check) devices.Check {
+	f.Facts = f.Map(database.Clean)
 	return f
 }
 
@@ -171,7 +169,7 @@ func (s *Store) compareClocks(measured int64) (now int64, ahead time.Duration) {
 }
 
 // lockFacts returns the stored rows, and the time of the database in microseconds, 0 on SQLite.
-func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.Facts) (stored map[devices.ID]storedFacts, now int64, err error) {
+func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.Check) (stored map[devices.ID]storedFacts, now int64, err error) {
 	ids := make([]string, len(facts))
 	for i := range facts {
 		ids[i] = string(facts[i].Device)

@@ -25,11 +25,12 @@ const (
 )
 
 // mergeFacts returns the later check, with a serial number if one of them has it.
-func mergeFacts(older, newer devices.Facts) devices.Facts {
+func mergeFacts(older, newer devices.Check) devices.Check {
 	if older.CheckedAt.After(newer.CheckedAt) {
 		older, newer = newer, older
 	}
-	return newer.Over(older)
+	newer.Facts = newer.Over(older.Facts)
+	return newer
 }
 
 // mergePresence returns the row with the higher (epoch, seq).
@@ -52,7 +53,7 @@ type historyRow struct {
 
 // group is the rows of one transaction.
 type group struct {
-	facts    []devices.Facts
+	facts    []devices.Check
 	presence []devices.Presence
 	history  []historyRow
 	lists    []devices.CatalogText // used by a device, without a new entry
@@ -92,7 +93,7 @@ type queue struct {
 	wake  chan struct{} // capacity 1: signals new rows
 
 	mu       sync.Mutex
-	facts    latest[devices.Facts]
+	facts    latest[devices.Check]
 	presence latest[devices.Presence]
 	history  []historyRow
 	lists    map[devices.Hash]devices.CatalogText
@@ -106,7 +107,7 @@ func newQueue(stats *Stats) *queue {
 	return &queue{
 		stats:    stats,
 		wake:     make(chan struct{}, 1),
-		facts:    latest[devices.Facts]{rows: map[devices.ID]devices.Facts{}, merge: mergeFacts},
+		facts:    latest[devices.Check]{rows: map[devices.ID]devices.Check{}, merge: mergeFacts},
 		presence: latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
 		lists:    map[devices.Hash]devices.CatalogText{},
 	}
@@ -148,7 +149,7 @@ func (q *queue) size() (all int, full bool) {
 	return f + p + h + len(q.lists), max(f, p, h) >= GroupRows || q.weight.bytes >= GroupBytes
 }
 
-func (q *queue) putFacts(f devices.Facts) {
+func (q *queue) putFacts(f devices.Check) {
 	q.update(func() bool { q.facts.put(f.Device, f); return false })
 }
 

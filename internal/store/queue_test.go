@@ -56,7 +56,7 @@ func TestWaitLingers(t *testing.T) {
 		took := func() time.Duration { d := time.Since(begin); begin = time.Now(); return d }
 		go func() {
 			time.Sleep(time.Hour) // the fake clock of synctest
-			q.putFacts(devices.Facts{Device: "x"})
+			q.putFacts(devices.Check{Device: "x"})
 		}()
 		if !q.wait(t.Context()) || took() != time.Hour+Linger {
 			t.Error("the first row does not linger")
@@ -103,7 +103,7 @@ func TestSplitLosesNothing(t *testing.T) {
 		return n
 	}
 	for n := range 40 {
-		g := group{facts: make([]devices.Facts, n%5), presence: make([]devices.Presence, n/3), history: make([]historyRow, n%7)}
+		g := group{facts: make([]devices.Check, n%5), presence: make([]devices.Presence, n/3), history: make([]historyRow, n%7)}
 		if got := count(g); got != g.rows() {
 			t.Errorf("%d single rows, want %d", got, g.rows())
 		}

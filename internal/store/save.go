@@ -7,7 +7,7 @@ import (
 
 // SaveFacts queues what a device reported at an OTA check. Facts of an unknown device are
 // ignored.
-func (s *Store) SaveFacts(f devices.Facts) {
+func (s *Store) SaveFacts(f devices.Check) {
 	if s.acceptable(f.Device, "devices") {
 		s.queue.putFacts(f)
 	}

@@ -144,8 +144,8 @@ var (
 
 // statements are the writer's statements, in the order of execution.
 type statements struct {
-	facts    statement[devices.Facts] // of a device whose board and firmware are stored already
-	image    statement[devices.Facts]
+	facts    statement[devices.Check] // of a device whose board and firmware are stored already
+	image    statement[devices.Check]
 	session  statement[presenceRow] // of a device that stays online at the same node with the same tools
 	presence statement[presenceRow]
 	seen     statement[presenceRow] // last_seen alone
@@ -162,7 +162,7 @@ type presenceRow struct {
 
 // newStatements returns the statements; now is the time of use of a new list.
 func newStatements(now func() time.Time) *statements {
-	facts := func(args []any, f *devices.Facts) []any {
+	facts := func(args []any, f *devices.Check) []any {
 		return append(args, string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, database.Micros(f.CheckedAt))
 	}
 	session := func(args []any, p *presenceRow) []any {
@@ -171,16 +171,16 @@ func newStatements(now func() time.Time) *statements {
 	}
 	byDevice := func(a, b presenceRow) int { return cmp.Compare(a.Device, b.Device) }
 	return &statements{
-		facts: statement[devices.Facts]{
+		facts: statement[devices.Check]{
 			name: "devices, facts", columns: factsColumns, text: update("devices", factsColumns), values: facts,
-			compare: func(a, b devices.Facts) int { return cmp.Compare(a.Device, b.Device) },
+			compare: func(a, b devices.Check) int { return cmp.Compare(a.Device, b.Device) },
 		},
-		image: statement[devices.Facts]{
+		image: statement[devices.Check]{
 			name: "devices, image", columns: imageColumns, text: update("devices", imageColumns),
-			values: func(args []any, f *devices.Facts) []any {
+			values: func(args []any, f *devices.Check) []any {
 				return append(facts(args, f), f.Board, strings.ToLower(f.Board), f.Firmware, versionKey(f.Firmware))
 			},
-			compare: func(a, b devices.Facts) int { return cmp.Compare(a.Device, b.Device) },
+			compare: func(a, b devices.Check) int { return cmp.Compare(a.Device, b.Device) },
 		},
 		session: statement[presenceRow]{
 			name: "presence, session", columns: sessionColumns, text: update("presence", sessionColumns), values: session, compare: byDevice,

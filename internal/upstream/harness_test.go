@@ -247,7 +247,7 @@ func newFleet(t testing.TB, c *chat) *testFleet {
 		b.dialNet = c.dial
 	}
 	p := devicetest.New()
-	p.SaveDevice(devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Board: "bread-compact-wifi", Firmware: "2.4.2"})
+	p.SaveDevice(devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Facts: devices.Facts{Board: "bread-compact-wifi", Firmware: "2.4.2"}})
 	s := p.ServiceOver(t, fleet.Config{}, func(ports *fleet.Ports) { ports.Voice = b })
 	b.Attach(s)
 	t.Cleanup(func() { s.Close(); b.Close() })

@@ -91,8 +91,7 @@ func (a *Admission) AllPending(now time.Time) map[devices.ID]devices.View {
 // those of the client that checked in last.
 func pendingView(id devices.ID, all []pending) devices.View {
 	f := all[len(all)-1].facts
-	d := devices.Device{ID: id, Board: f.Board, Firmware: f.Firmware, ELF: f.ELF, Chip: f.Chip,
-		Language: f.Language, Serial: f.Serial, ActivateV2: f.ActivateV2, FirstSeen: f.CheckedAt, CheckedAt: f.CheckedAt}
+	d := devices.Device{ID: id, FirstSeen: f.CheckedAt, Facts: f}
 	v := devices.View{Device: d, Presence: devices.Presence{Device: id, LastSeen: f.CheckedAt}, State: devices.StatePending, CatalogState: devices.CatalogUnknown}
 	for _, p := range all {
 		v.Pending = append(v.Pending, *p.news(id))

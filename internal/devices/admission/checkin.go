@@ -26,17 +26,11 @@ const (
 
 // CheckIn is what a device reports at its OTA check.
 type CheckIn struct {
-	Device     devices.ID
-	ClientID   string
-	Board      string
-	Firmware   string
-	ELF        string
-	Chip       string
-	Language   string
-	Serial     string
-	ActivateV2 bool
-	From       netip.Addr // of the requesting host, from connlimit.AddressKey; zero if unknown
-	Address    netip.Addr // that is shown to operators; zero if unknown
+	Device        devices.ID
+	ClientID      string
+	devices.Facts            // with texts as the device sent them, and without CheckedAt
+	From          netip.Addr // of the requesting host, from connlimit.AddressKey; zero if unknown
+	Address       netip.Addr // that is shown to operators; zero if unknown
 	// Offer is the transport that the reply offers, unless an operator chose one; empty: the
 	// node's default.
 	Offer devices.Transport
@@ -44,8 +38,9 @@ type CheckIn struct {
 
 // facts returns what the device reported, for its row.
 func (c *CheckIn) facts(now time.Time) devices.Facts {
-	return devices.Facts{Device: c.Device, Board: devices.Clip(c.Board), Firmware: devices.Clip(c.Firmware), ELF: devices.Clip(c.ELF), Chip: devices.Clip(c.Chip),
-		Language: devices.Clip(c.Language), Serial: devices.Clip(c.Serial), ActivateV2: c.ActivateV2, CheckedAt: now}
+	f := c.Map(devices.Clip)
+	f.CheckedAt = now
+	return f
 }
 
 // CheckInResult is the basis of the OTA reply.
@@ -91,7 +86,7 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	if status.Admits() {
 		if c.ClientID != "" || joins { // else anybody could have sent it
-			a.hub.OnFacts(c.facts(at))
+			a.hub.OnFacts(devices.Check{Device: c.Device, Facts: c.facts(at)})
 		}
 		generation, _ := a.hub.Generation(c.Device)
 		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil
@@ -239,7 +234,7 @@ func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client
 	}
 	for _, p := range a.pending.clients(id) {
 		if p.clientID == client && !p.facts.CheckedAt.IsZero() {
-			a.hub.OnFacts(p.facts)
+			a.hub.OnFacts(devices.Check{Device: id, Facts: p.facts})
 		}
 	}
 	a.pending.drop(id)

@@ -209,7 +209,7 @@ func (x *Session) reportInitialized() {
 	if firmware == "" || d.Firmware == firmware && d.Board != "" {
 		return
 	}
-	f := d.Facts()
+	f := devices.Check{Device: d.ID, Facts: d.Facts}
 	f.Firmware, f.CheckedAt = firmware, clock.Now().Truncate(time.Microsecond)
 	if d.Firmware != firmware {
 		f.ELF = "" // the ELF belongs to another image

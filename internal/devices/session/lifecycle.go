@@ -15,7 +15,7 @@ type Lifecycle interface {
 	Gone(id devices.ID, session string, reason devices.CloseReason)
 	// CheckedIn: a member reported its board and image, at its OTA check or in
 	// `initialize`.
-	CheckedIn(f devices.Facts)
+	CheckedIn(f devices.Check)
 }
 
 // Observe adds an observer, until the node stops.

@@ -75,7 +75,7 @@ type Records interface {
 	Find(ctx context.Context, id devices.ID) (devices.Row, error)
 	// SaveFacts queues what a device reported at an OTA check; a later check replaces one
 	// that is still queued.
-	SaveFacts(f devices.Facts)
+	SaveFacts(f devices.Check)
 	// SavePresence queues the row; it is written only if (Epoch, Seq) is above the stored
 	// pair.
 	SavePresence(p devices.Presence)

@@ -28,8 +28,7 @@ func (s *Hub) outdated(x *Session) bool {
 // merge combines a row of the database with the state of its entry.
 func (s *Hub) merge(e *entry, row devices.Row) {
 	d, p := row.Device, row.Presence
-	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
-	d.Chip, d.Language = s.strings.get(d.Chip), s.strings.get(d.Language)
+	d.Facts = s.shared(d.Facts)
 	d.ID = e.id
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -38,8 +37,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 		d.ClientID = before.ClientID // keep only one copy of the string
 	}
 	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(clock.Now())) { // reported here, and not in the database yet
-		d.Board, d.Firmware, d.ELF, d.Chip = before.Board, before.Firmware, before.ELF, before.Chip
-		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = before.Language, before.Serial, before.ActivateV2, before.CheckedAt
+		d.Facts = before.Facts
 	}
 	e.device.Store(&d)
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)

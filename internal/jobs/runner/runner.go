@@ -191,7 +191,7 @@ func (r *Runner) Ready(id devices.ID, _ string) {
 func (r *Runner) Gone(devices.ID, string, devices.CloseReason) {}
 
 // CheckedIn implements session.Lifecycle.
-func (r *Runner) CheckedIn(devices.Facts) {}
+func (r *Runner) CheckedIn(devices.Check) {}
 
 // Look reads the waiting tasks of a device soon, if it is connected here.
 func (r *Runner) Look(ids ...devices.ID) {

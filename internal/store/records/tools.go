@@ -134,14 +134,9 @@ func (s *Records) readTools(ctx context.Context, hashes []string, until time.Tim
 
 // selectable returns a row as selectors see it, with the names of the tools of lists.
 func selectable(row *devices.Row, tools map[string][]string) selector.Device {
-	d, p := &row.Device, &row.Presence
-	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: "offline",
-		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
-	if p.Online {
-		out.State = "online"
-	}
+	out := devices.Selectable(&row.Device, &row.Presence)
 	if tools != nil {
-		names := tools[p.Catalog.String()]
+		names := tools[row.Presence.Catalog.String()]
 		out.HasTool = func(match func(string) bool) bool { return slices.ContainsFunc(names, match) }
 	}
 	return out

@@ -22,9 +22,9 @@ func testBadFacts(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	const n = 510 // more than a group
 	for i := range n {
-		db.Add(t, devices.Device{ID: mac(i), ELF: fmt.Sprint("old ", i)})
+		db.Add(t, devices.Device{ID: mac(i), Facts: devices.Facts{ELF: fmt.Sprint("old ", i)}})
 	}
-	db.Add(t, devices.Device{ID: "first", ELF: "taken"})
+	db.Add(t, devices.Device{ID: "first", Facts: devices.Facts{ELF: "taken"}})
 	db.Exec(t, `CREATE UNIQUE INDEX poison ON devices (elf_sha256)`)
 	release := holdWriter(t, s)
 	bad := map[int]bool{0: true, 123: true, 124: true, n - 1: true}
@@ -33,7 +33,7 @@ func testBadFacts(t *testing.T, db Database) {
 		if bad[i] {
 			elf = "taken"
 		}
-		s.SaveFacts(devices.Facts{Device: mac(i), ELF: elf, Board: "b", CheckedAt: start})
+		s.SaveFacts(devices.Check{Device: mac(i), Facts: devices.Facts{ELF: elf, Board: "b", CheckedAt: start}})
 		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1, Online: true})
 	}
 	release()
@@ -83,14 +83,14 @@ func testBadHistory(t *testing.T, db Database) {
 
 func testBadText(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
-	db.Add(t, devices.Device{ID: "x"}, devices.Device{ID: "y", Board: "untouched"})
+	db.Add(t, devices.Device{ID: "x"}, devices.Device{ID: "y", Facts: devices.Facts{Board: "untouched"}})
 	release := holdWriter(t, s)
-	s.SaveFacts(devices.Facts{Device: "x", Board: "a\x00b\xffc", Serial: "\xc3", CheckedAt: start})
+	s.SaveFacts(devices.Check{Device: "x", Facts: devices.Facts{Board: "a\x00b\xffc", Serial: "\xc3", CheckedAt: start}})
 	s.SavePresence(devices.Presence{Device: "x", Epoch: 1, MCPError: "bad \xe4\xb8 text\x00"})
 	s.SaveCatalog(devices.HistoryEntry{Device: "x", Epoch: 1, Firmware: "\x00"}, devices.CatalogText{}, nil)
-	s.SaveFacts(devices.Facts{Device: "bad\x00id"})
+	s.SaveFacts(devices.Check{Device: "bad\x00id"})
 	s.SavePresence(devices.Presence{Device: "bad\xffid", Epoch: 1})
-	s.SaveFacts(devices.Facts{})
+	s.SaveFacts(devices.Check{})
 	release()
 	settle(t, s)
 	row := find(t, s, "x")
@@ -123,7 +123,7 @@ func testClose(t *testing.T, db Database) {
 	}
 	db.Add(t, list...)
 	for i := range n {
-		s.SaveFacts(devices.Facts{Device: mac(i), Board: "b", CheckedAt: start})
+		s.SaveFacts(devices.Check{Device: mac(i), Facts: devices.Facts{Board: "b", CheckedAt: start}})
 		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
 		s.SaveCatalog(devices.HistoryEntry{Device: mac(i), Epoch: 1, Catalog: text.Hash}, text, nil)
 	}
@@ -133,7 +133,7 @@ func testClose(t *testing.T, db Database) {
 			t.Errorf("%s: %d rows, want %d", table, got, want)
 		}
 	}
-	s.SaveFacts(devices.Facts{Device: "late"})
+	s.SaveFacts(devices.Check{Device: "late"})
 	if late := s.Stats().Late.Load(); late != 1 {
 		t.Errorf("%d late rows counted, want 1", late)
 	}
@@ -261,8 +261,7 @@ func testTakenOver(t *testing.T, db Database) {
 	fresh := other.columnsAndIndexes(t)
 	makeSchema23(t, db)
 	text := catalogOf(`[{"name":"a"}]`)
-	db.Add(t, devices.Device{ID: "x", ClientID: "client", Name: "Name", Labels: map[string]string{"k": "v"}, Board: "board", Firmware: "2.4", ELF: "elf", Chip: "chip", ActivateV2: true,
-		FirstSeen: time.UnixMicro(1), CheckedAt: time.UnixMicro(2)})
+	db.Add(t, devices.Device{ID: "x", ClientID: "client", Name: "Name", Labels: map[string]string{"k": "v"}, FirstSeen: time.UnixMicro(1), Facts: devices.Facts{Board: "board", Firmware: "2.4", ELF: "elf", Chip: "chip", ActivateV2: true, CheckedAt: time.UnixMicro(2)}})
 	db.Exec(t, `INSERT INTO catalogs VALUES ($1, $2, 'text', 1, 14, 1, 1)`, text.Hash.String(), string(text.Tools))
 	db.Exec(t, `INSERT INTO catalog_history VALUES ('x', 5, 6, $1, '2.4', 'elf', FALSE, 7)`, text.Hash.String())
 	db.Exec(t, `INSERT INTO fleet VALUES ('secret_fingerprint', 'fp')`)
@@ -331,7 +330,7 @@ func testTwoNodes(t *testing.T, db Database) {
 					if which == 1 {
 						i = n - 1 - i // the other way round, to deadlock if it can
 					}
-					s.SaveFacts(devices.Facts{Device: mac(i), Board: fmt.Sprint(which), CheckedAt: start.Add(time.Duration(2*round+which) * time.Second)})
+					s.SaveFacts(devices.Check{Device: mac(i), Facts: devices.Facts{Board: fmt.Sprint(which), CheckedAt: start.Add(time.Duration(2*round+which) * time.Second)}})
 					s.SavePresence(devices.Presence{Device: mac(i), Epoch: devices.Epoch(2*round + which + 1), Node: fmt.Sprint(which), Online: round%2 == 1})
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)

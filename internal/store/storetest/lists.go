@@ -112,7 +112,7 @@ func testRows(t *testing.T, db Database) {
 func testFilters(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	save := func(id devices.ID, admission devices.Admission, name, board, firmware string, online bool, transport devices.Transport) {
-		db.Add(t, devices.Device{ID: id, Admission: admission, Name: name, Board: board, Firmware: firmware, Labels: map[string]string{"room": name}})
+		db.Add(t, devices.Device{ID: id, Admission: admission, Name: name, Labels: map[string]string{"room": name}, Facts: devices.Facts{Board: board, Firmware: firmware}})
 		if transport != "" {
 			s.SavePresence(devices.Presence{Device: id, Epoch: 1, Online: online, Transport: transport})
 		}
@@ -189,8 +189,7 @@ func randomFleet(t *testing.T, db Database, s *store.Store, n int) *rand.Rand {
 	var list []devices.Device
 	var presence []devices.Presence
 	for i := range n {
-		d := devices.Device{ID: mac(i * 7), Name: pick("", "Lamp", "lamp 1", "Küche", "a*b[c]_%"), Board: pick("", "box", "Box-2", "bread"), Chip: pick("", "esp32", "esp32s3"),
-			Firmware: pick("", "1.9", "2.4", "2.4.0", "2.10.1", "dev"), ELF: pick("", "ab", "cd"), Labels: map[string]string{}, FirstSeen: time.Now().Add(-48 * time.Hour)}
+		d := devices.Device{ID: mac(i * 7), Name: pick("", "Lamp", "lamp 1", "Küche", "a*b[c]_%"), Labels: map[string]string{}, FirstSeen: time.Now().Add(-48 * time.Hour), Facts: devices.Facts{Board: pick("", "box", "Box-2", "bread"), Chip: pick("", "esp32", "esp32s3"), Firmware: pick("", "1.9", "2.4", "2.4.0", "2.10.1", "dev"), ELF: pick("", "ab", "cd")}}
 		for _, key := range []string{"room", "floor", "x-1"} {
 			if random.IntN(2) == 0 {
 				d.Labels[key] = pick("", "1", "lab", "Lab", "lab-2", "a b")
@@ -273,12 +272,8 @@ func testSelectors(t *testing.T, db Database) {
 		return list
 	}
 	matches := func(q devices.ListQuery, row *devices.Row, now time.Time) bool {
-		d, p := &row.Device, &row.Presence
-		x := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: "offline", Labels: d.Labels,
-			Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
-		if p.Online {
-			x.State = "online"
-		}
+		p := &row.Presence
+		x := devices.Selectable(&row.Device, p)
 		if p.Catalog != (devices.Hash{}) {
 			tools := toolsOf(p.Catalog)
 			x.HasTool = func(match func(string) bool) bool {
@@ -286,7 +281,7 @@ func testSelectors(t *testing.T, db Database) {
 			}
 		}
 		text := strings.ToLower(q.Text)
-		return q.Select.Match(&x, now) && (strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)) &&
+		return q.Select.Match(&x, now) && (strings.Contains(string(row.Device.ID), text) || strings.Contains(strings.ToLower(row.Device.Name), text) || strings.Contains(strings.ToLower(row.Device.Board), text)) &&
 			(q.Sort != devices.SortLastSeen && q.Sort != devices.SortOfflineSince || !p.Online)
 	}
 	for n := range 400 {
@@ -457,7 +452,7 @@ func testCounts(t *testing.T, db Database) {
 		t.Errorf("kept    %s\ncounted %s", a, b)
 	}
 	for i := range 300 {
-		db.Add(t, devices.Device{ID: mac(i), Board: fmt.Sprint("own-", i)})
+		db.Add(t, devices.Device{ID: mac(i), Facts: devices.Facts{Board: fmt.Sprint("own-", i)}})
 	}
 	whole, err = s.Counts(t.Context())
 	if d := whole.Dimensions["board"]; err != nil || len(d.Top) != 200 || d.Other != 108 || whole.Total != 3_300 {

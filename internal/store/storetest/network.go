@@ -120,7 +120,7 @@ func testOutage(t *testing.T, db Database) {
 			i := n
 			n++
 			text := catalogOf(fmt.Sprintf(`[{"name":"tool-%d"}]`, i%30))
-			s.SaveFacts(devices.Facts{Device: mac(i % 50), Board: fmt.Sprint(i), CheckedAt: start.Add(time.Duration(i) * time.Second)})
+			s.SaveFacts(devices.Check{Device: mac(i % 50), Facts: devices.Facts{Board: fmt.Sprint(i), CheckedAt: start.Add(time.Duration(i) * time.Second)}})
 			s.SavePresence(devices.Presence{Device: mac(i % 50), Epoch: 1, Seq: int64(i)})
 			s.SaveCatalog(devices.HistoryEntry{Device: mac(i % 50), Epoch: 1, Seq: int64(i), Catalog: text.Hash}, text, func() {
 				mu.Lock()
@@ -172,8 +172,8 @@ func testOutage(t *testing.T, db Database) {
 
 func testKilled(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
-	facts := func(n int) devices.Facts {
-		return devices.Facts{Device: mac(n), Board: "b", CheckedAt: start}
+	facts := func(n int) devices.Check {
+		return devices.Check{Device: mac(n), Facts: devices.Facts{Board: "b", CheckedAt: start}}
 	}
 	for i := range 6 {
 		db.add(t, mac(i))
@@ -204,14 +204,14 @@ func testWriterAlone(t *testing.T, db Database) {
 	proxy.Start()
 	s := openStore(t, db.Via(t, proxy.Address()))
 	db.add(t, "x", "y")
-	s.SaveFacts(devices.Facts{Device: "y", Board: "b", CheckedAt: start})
+	s.SaveFacts(devices.Check{Device: "y", Facts: devices.Facts{Board: "b", CheckedAt: start}})
 	settle(t, s)
 	proxy.Refuse()
 	if n := db.Count(t, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE application_name = 'fleetd' AND datname = current_database() AND query ILIKE 'commit%'`); n != 1 {
 		t.Fatalf("%d connections look like the writer's, want 1", n)
 	}
-	s.SaveFacts(devices.Facts{Device: "x", Board: "b", CheckedAt: start})
+	s.SaveFacts(devices.Check{Device: "x", Facts: devices.Facts{Board: "b", CheckedAt: start}})
 	begin := time.Now()
 	eventually(t, "six attempts", func() bool { return s.Stats().Retries.Load() >= 6 })
 	if took := time.Since(begin); took < 200*time.Millisecond {
@@ -264,7 +264,7 @@ func testLateFingerprint(t *testing.T, db Database) {
 	s := openStoreLossy(t, db.Via(t, proxy.Address()))
 	mustBe(t, s.Fingerprint(t.Context(), "fleet-2"), devices.ErrDatabase)
 	db.add(t, "x")
-	s.SaveFacts(devices.Facts{Device: "x", Board: "intruder", CheckedAt: start})
+	s.SaveFacts(devices.Check{Device: "x", Facts: devices.Facts{Board: "intruder", CheckedAt: start}})
 	proxy.Start()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -323,7 +323,7 @@ func testCloseAway(t *testing.T, db Database) {
 	proxy := NewProxy(t, db.Address(t))
 	s := openStoreLossy(t, db.Via(t, proxy.Address()))
 	for i := range 7 {
-		s.SaveFacts(devices.Facts{Device: mac(i)})
+		s.SaveFacts(devices.Check{Device: mac(i)})
 		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
 	}
 	begin := time.Now()

@@ -58,7 +58,7 @@ func testNotFound(t *testing.T, db Database) {
 func testFacts(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	newer := factsOf(fullDevice("x"))
-	older := devices.Facts{Board: "old", Firmware: "old", ELF: "old", Chip: "old", Language: "old", Serial: "old", CheckedAt: newer.CheckedAt.Add(-time.Minute)}
+	older := devices.Check{Facts: devices.Facts{Board: "old", Firmware: "old", ELF: "old", Chip: "old", Language: "old", Serial: "old", CheckedAt: newer.CheckedAt.Add(-time.Minute)}}
 	same := older
 	same.CheckedAt = newer.CheckedAt
 	latest := newer
@@ -71,7 +71,7 @@ func testFacts(t *testing.T, db Database) {
 		if way == "queue" {
 			release = holdWriter(t, s)
 		}
-		for _, f := range []devices.Facts{newer, older, same} {
+		for _, f := range []devices.Check{newer, older, same} {
 			if way == "queue" && f == same {
 				continue // the queue takes the last of two at the same time
 			}
@@ -102,15 +102,15 @@ func testFacts(t *testing.T, db Database) {
 func testFactsOfWrongClocks(t *testing.T, db Database) {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	s := openStore(t, db.URL)
-	save := func(s *store.Store, f devices.Facts) {
+	save := func(s *store.Store, f devices.Check) {
 		s.SaveFacts(f)
 		settle(t, s)
 	}
 	for _, off := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
 		id := devices.ID("off" + off.String())
 		db.Add(t, devices.Device{ID: id})
-		save(s, devices.Facts{Device: id, Firmware: "1.0", CheckedAt: now.Add(10 * time.Minute)}) // by a version that stored its own clock
-		save(s, devices.Facts{Device: id, Firmware: "2.0", CheckedAt: now})
+		save(s, devices.Check{Device: id, Facts: devices.Facts{Firmware: "1.0", CheckedAt: now.Add(10 * time.Minute)}}) // by a version that stored its own clock
+		save(s, devices.Check{Device: id, Facts: devices.Facts{Firmware: "2.0", CheckedAt: now}})
 		if got := find(t, s, id).Device; got.Firmware != "2.0" {
 			t.Errorf("%v: after a check in the future the device has %s", off, got.Firmware)
 		}
@@ -118,16 +118,16 @@ func testFactsOfWrongClocks(t *testing.T, db Database) {
 			continue // one node has one clock
 		}
 		other := openStore(t, db.URL, store.Clock(func() time.Time { return time.Now().Add(off) }))
-		save(other, devices.Facts{Device: id, Firmware: "3.0", CheckedAt: time.Now().Add(off)})
+		save(other, devices.Check{Device: id, Facts: devices.Facts{Firmware: "3.0", CheckedAt: time.Now().Add(off)}})
 		got := find(t, s, id).Device
 		if got.Firmware != "3.0" || time.Until(got.CheckedAt).Abs() > time.Minute {
 			t.Errorf("%v: the later check of a node with another clock gives %s, checked %v", off, got.Firmware, got.CheckedAt)
 		}
-		save(s, devices.Facts{Device: id, Firmware: "4.0", CheckedAt: time.Now()})
+		save(s, devices.Check{Device: id, Facts: devices.Facts{Firmware: "4.0", CheckedAt: time.Now()}})
 		if got := find(t, s, id).Device; got.Firmware != "4.0" {
 			t.Errorf("%v: the check after it gives %s", off, got.Firmware)
 		}
-		save(other, devices.Facts{Device: id, Firmware: "3.1", CheckedAt: time.Now().Add(off - 2*time.Minute)}) // it was queued since then
+		save(other, devices.Check{Device: id, Facts: devices.Facts{Firmware: "3.1", CheckedAt: time.Now().Add(off - 2*time.Minute)}}) // it was queued since then
 		if got := find(t, s, id).Device; got.Firmware != "4.0" {
 			t.Errorf("%v: a check that arrived before it gives %s", off, got.Firmware)
 		}
@@ -179,7 +179,7 @@ func testSeen(t *testing.T, db Database) {
 	settle(t, s)
 	release := holdWriter(t, s)
 	for _, id := range []devices.ID{"never", "offline", "online", "together"} {
-		s.SaveFacts(devices.Facts{Device: id, CheckedAt: at(5)})
+		s.SaveFacts(devices.Check{Device: id, Facts: devices.Facts{CheckedAt: at(5)}})
 	}
 	presence("together", 1, false, at(2))
 	presence("online", 2, true, at(9))
@@ -202,14 +202,14 @@ func testCountsKept(t *testing.T, db Database) {
 	random := rand.New(rand.NewPCG(1, 2))
 	const n = 40
 	for i := range n {
-		db.Add(t, devices.Device{ID: mac(i), Board: fmt.Sprint("b", i%3), Admission: []devices.Admission{devices.AdmissionMember, devices.AdmissionRevoked}[i%2]})
+		db.Add(t, devices.Device{ID: mac(i), Admission: []devices.Admission{devices.AdmissionMember, devices.AdmissionRevoked}[i%2], Facts: devices.Facts{Board: fmt.Sprint("b", i%3)}})
 	}
 	pick := func(names ...string) string { return names[random.IntN(len(names))] }
 	for range 12 {
 		for range 60 {
 			id := mac(random.IntN(n + 2)) // two are not there
 			if random.IntN(2) == 0 {
-				s.SaveFacts(devices.Facts{Device: id, Board: pick("a", "b", "", "c"), Firmware: pick("1", "2.0", "x"), CheckedAt: start.Add(time.Duration(random.IntN(1000)) * time.Second)})
+				s.SaveFacts(devices.Check{Device: id, Facts: devices.Facts{Board: pick("a", "b", "", "c"), Firmware: pick("1", "2.0", "x"), CheckedAt: start.Add(time.Duration(random.IntN(1000)) * time.Second)}})
 				continue
 			}
 			p := devices.Presence{Device: id, Epoch: devices.Epoch(1 + random.IntN(9)), Seq: int64(random.IntN(9)), Online: random.IntN(2) == 0,
@@ -424,7 +424,7 @@ func testCoalescing(t *testing.T, db Database) {
 	release := holdWriter(t, s)
 	before := s.Stats().DeviceRows.Load() + s.Stats().PresenceRows.Load()
 	for n := range 1000 {
-		s.SaveFacts(devices.Facts{Device: "busy", Board: fmt.Sprint(n), CheckedAt: start.Add(time.Duration(n) * time.Second)})
+		s.SaveFacts(devices.Check{Device: "busy", Facts: devices.Facts{Board: fmt.Sprint(n), CheckedAt: start.Add(time.Duration(n) * time.Second)}})
 		s.SavePresence(fullPresence("busy", 1, int64(n+1)))
 	}
 	if waiting := s.Stats().DevicesWaiting.Load() + s.Stats().PresenceWaiting.Load(); waiting != 2 {

@@ -200,18 +200,12 @@ func mac(n int) devices.ID {
 
 // fullDevice is a device with every field set.
 func fullDevice(id devices.ID) devices.Device {
-	return devices.Device{
-		ID: id, ClientID: "client-" + string(id), Admission: devices.AdmissionMember, Revision: 7,
-		Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"},
-		Prefer: devices.TransportWebSocket, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3",
-		Language: "zh-CN", Serial: "serial", ActivateV2: true, FirstSeen: start, CheckedAt: start.Add(time.Hour),
-	}
+	return devices.Device{ID: id, ClientID: "client-" + string(id), Admission: devices.AdmissionMember, Revision: 7, Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"}, Prefer: devices.TransportWebSocket, FirstSeen: start, Facts: devices.Facts{Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3", Language: "zh-CN", Serial: "serial", ActivateV2: true, CheckedAt: start.Add(time.Hour)}}
 }
 
 // factsOf returns the facts of a device's row.
-func factsOf(d devices.Device) devices.Facts {
-	return devices.Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language,
-		Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}
+func factsOf(d devices.Device) devices.Check {
+	return devices.Check{Device: d.ID, Facts: d.Facts}
 }
 
 // fullPresence is a presence with every field set.
