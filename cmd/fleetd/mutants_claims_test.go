@@ -98,7 +98,7 @@ var claimMutants = []mutant{
 	{claim: "D1", pkg: "internal/credential", test: "TestDeviceTokenBindsEveryField", breaks: "a token is of one generation",
 		in: "Mint.DeviceToken", old: ", fmt.Sprint(generation)", new: ""},
 	{claim: "D1", pkg: "internal/credential", test: "TestDeviceTokenBindsEveryField", breaks: "fields do not run into each other",
-		in: "sum", old: "h.Write(n[:])", new: ""},
+		in: "appendField", old: "binary.BigEndian.AppendUint32(dst, uint32(len(field)))", new: "dst"},
 	{claim: "D3", pkg: "internal/devices", testPkg: "internal/fleet", test: "TestGraceEnds", breaks: "a grace ends at its time",
 		in: "Generations.Valid", old: "|| !now.Before(end)", new: ""},
 	{claim: "D2", pkg: "internal/devices/registry", testPkg: "internal/wsdevice", test: "TestRevokedCredentialsAreRefused", breaks: "revoking ends the credentials",

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"sync"
 
 	"github.com/nats-io/nats.go"
 
@@ -122,7 +121,13 @@ func (l *Link) start(msg *nats.Msg) {
 	l.serving.Add(1)
 	l.tasks.Go(func() {
 		defer l.serving.Add(-1)
-		authenticated := sync.OnceFunc(func() { <-l.authenticating })
+		waiting := true
+		authenticated := func() {
+			if waiting {
+				waiting = false
+				<-l.authenticating
+			}
+		}
 		defer authenticated()
 		defer tasks.Contain(l.opt.Log, func() {
 			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "internal error (bug); see the log of the node"})

@@ -78,7 +78,7 @@ func (a *answers) open() (subject string, arrive chan *nats.Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.last++
-	subject = a.prefix + strconv.FormatUint(a.last, 36)
+	subject = string(strconv.AppendUint(append(make([]byte, 0, 64), a.prefix...), a.last, 36))
 	a.waiting[subject] = arrive
 	return subject, arrive
 }
@@ -211,13 +211,13 @@ func isUnknown(answer []byte, err error) bool {
 	return ok && e.Outcome == devices.OutcomeUnknown
 }
 
-// accept sends acceptances of a hop until done is called. Services do not get
+// accept sends acceptances of a hop until end is called. Services do not get
 // acceptances.
-func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
-	if !node {
-		return func() {}
-	}
+func (l *Link) accept(msg *nats.Msg, node bool) *acceptance {
 	a := &acceptance{}
+	if !node {
+		return a
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.timer = time.AfterFunc(acceptEvery, func() {
@@ -228,13 +228,13 @@ func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
 			a.timer.Reset(acceptEvery)
 		}
 	})
-	return a.end
+	return a
 }
 
 // acceptance repeats itself until end is called.
 type acceptance struct {
 	mu    sync.Mutex
-	timer *time.Timer
+	timer *time.Timer // nil: there are none
 	done  bool
 }
 
@@ -242,7 +242,9 @@ func (a *acceptance) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.done = true
-	a.timer.Stop()
+	if a.timer != nil {
+		a.timer.Stop()
+	}
 }
 
 func errNATSDown(sent bool) error {
@@ -334,5 +336,7 @@ func (l *Link) request(ctx context.Context, id devices.ID, verb string, principa
 		timeout = time.Until(deadline)
 	}
 	c.Timeout = max(timeout, time.Millisecond).String()
-	return l.hop(ctx, id, verb, string(access.AppendPrincipal(nil, principal)), c.append(nil), late)
+	// A buffer that does not leave this function is on the stack, and the body is allocated once.
+	caller := string(access.AppendPrincipal(make([]byte, 0, 512), principal))
+	return l.hop(ctx, id, verb, caller, c.append(make([]byte, 0, commandSize+len(c.Arguments)+len(c.Params))), late)
 }

@@ -68,7 +68,7 @@ func TestForgedChanges(t *testing.T) {
 	}
 	sent := int64(0)
 	for _, verb := range []string{verbChanges, verbRevoke} {
-		for _, signature := range []string{"", "x", f.mint.HopSignature("", verbClaim, body)} {
+		for _, signature := range []string{"", "x", f.mint.HopSignature("", verbClaim, string(body))} {
 			sent++
 			stamp := f.holder.nonce + " evil.1 " + signature
 			if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1." + verb + ".evil", Data: body, Header: nats.Header{HeaderStamp: {stamp}}}); err != nil {

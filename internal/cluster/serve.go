@@ -112,9 +112,9 @@ func (l *Link) serveInOrder(msg *nats.Msg) bool {
 		l.service.Load().SendAudio(r.device, msg.Data)
 	default:
 		l.Requests.Add(r.verb, 1)
-		done := l.accept(msg, r.fromNode)
+		acceptance := l.accept(msg, r.fromNode)
 		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, Principal: r.principal, Origin: r.origin()}, func(err error) {
-			done()
+			acceptance.end()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
 				return
@@ -142,7 +142,7 @@ func (l *Link) serve(msg *nats.Msg, authenticated func()) {
 	}
 	defer places.Release(r.principal.Key())
 	id, verb, node := r.device, r.verb, r.fromNode
-	defer l.accept(msg, node)()
+	defer l.accept(msg, node).end()
 	var answer []byte
 	switch {
 	case id == "": // only jobs is subscribed to
@@ -198,6 +198,9 @@ type command struct {
 	// Late requests the answer also after the caller's deadline.
 	Late bool
 }
+
+// commandSize is about the most that a command takes beside its arguments and params, in bytes.
+const commandSize = 256
 
 // append writes what parse reads. Arguments and params stay byte for byte.
 func (c command) append(dst []byte) []byte {
@@ -290,8 +293,11 @@ func (l *Link) call(from request, msg *nats.Msg) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.AppendResult(nil), nil
+	return r.AppendResult(make([]byte, 0, resultSize+len(r.Content))), nil
 }
+
+// resultSize is about the most that a result takes beside its content, in bytes.
+const resultSize = 192
 
 // answerLate sends the outcome of a call after its hop has ended.
 func (l *Link) answerLate(msg *nats.Msg, r devices.ToolResult, err error) {

@@ -49,12 +49,9 @@ func (l *Link) stamp(id devices.ID, verb, nonce, reply, caller string, body []by
 	return nonce + " " + reply + " " + l.opt.Mint.HopSignature(string(id), stampKind+verb, stamped(nonce, reply, caller, body))
 }
 
-func stamped(nonce, reply, caller string, body []byte) []byte {
-	b := make([]byte, 0, len(nonce)+len(reply)+len(caller)+len(body)+3)
-	for _, line := range [...]string{nonce, reply, caller} { // no header contains a line break
-		b = append(append(b, line...), '\n')
-	}
-	return append(b, body...)
+// stamped is what a stamp signs; no header contains a line break.
+func stamped(nonce, reply, caller string, body []byte) string {
+	return nonce + "\n" + reply + "\n" + caller + "\n" + string(body)
 }
 
 var (

@@ -20,6 +20,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,7 +53,7 @@ func New(secret []byte) (*Mint, error) {
 		return nil, ErrSecretShort
 	}
 	m := &Mint{}
-	first := bytes.Clone(secret)
+	first := &key{secret: bytes.Clone(secret)}
 	m.ring.Store(&ring{secrets: []numbered{{secret: first}}, admin: adminToken(first, 0, false)})
 	return m, nil
 }
@@ -65,7 +66,7 @@ func NewSecret() string {
 }
 
 // first returns the secret of the settings.
-func (m *Mint) first() []byte { return m.ring.Load().secrets[0].secret }
+func (m *Mint) first() *key { return m.ring.Load().secrets[0].secret }
 
 // AdminToken returns the admin token: 64 hex digits, the same on every node.
 func (m *Mint) AdminToken() string { return m.ring.Load().admin }
@@ -82,14 +83,16 @@ func (m *Mint) IsAdmin(token string) bool {
 // Fingerprint identifies the secret of the settings without revealing it: nodes compare it to check that
 // they belong to one fleet.
 func (m *Mint) Fingerprint() string {
-	return hex.EncodeToString(sum(m.first(), "fingerprint")[:8])
+	signature := sum(m.first(), "fingerprint")
+	return hex.EncodeToString(signature[:8])
 }
 
 // DeviceToken returns the token that the OTA reply contains and the device presents at its WebSocket
 // upgrade: 43 characters of base64url. It is the same at every check while the arguments are the same, so
 // that devices do not rewrite their flash.
 func (m *Mint) DeviceToken(device, clientID string, generation int64) string {
-	return base64.RawURLEncoding.EncodeToString(sum(m.ring.Load().of(generation), "device", device, clientID, fmt.Sprint(generation)))
+	token := tokenOf(sum(m.ring.Load().of(generation), "device", device, clientID, fmt.Sprint(generation)))
+	return string(token[:])
 }
 
 // IsDevice reports whether token is the DeviceToken of the other arguments.
@@ -157,18 +160,20 @@ func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
 }
 
 // HopSignature signs a request from one node to another, which trusts the caller in it.
-func (m *Mint) HopSignature(device, kind string, body []byte) string {
-	return hop(m.ring.Load().signing(clock.Now()), device, kind, body)
-}
-
-func hop(secret []byte, device, kind string, body []byte) string {
-	return base64.RawURLEncoding.EncodeToString(sum(secret, "hop", device, kind, string(body)))
+func (m *Mint) HopSignature(device, kind, body string) string {
+	token := tokenOf(sum(m.ring.Load().signing(clock.Now()), "hop", device, kind, body))
+	return string(token[:])
 }
 
 // IsHop reports whether signature is the HopSignature of the other arguments.
-func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
+func (m *Mint) IsHop(signature, device, kind, body string) bool {
+	var given [tokenSize]byte // on the stack: a conversion would allocate for every hop
+	copy(given[:], signature)
 	for _, secret := range m.ring.Load().valid(clock.Now()) {
-		if secret != nil && subtle.ConstantTimeCompare([]byte(signature), []byte(hop(secret, device, kind, body))) == 1 {
+		if secret == nil {
+			continue
+		}
+		if token := tokenOf(sum(secret, "hop", device, kind, body)); len(signature) == tokenSize && subtle.ConstantTimeCompare(given[:], token[:]) == 1 {
 			return true
 		}
 	}
@@ -177,11 +182,15 @@ func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 
 // AuditKey returns the key for the hashes of the audit log. It derives from the secret of the settings, even
 // after rotations, so that old entries can be verified with that secret alone.
-func (m *Mint) AuditKey() []byte { return sum(m.first(), "audit") }
+func (m *Mint) AuditKey() []byte {
+	key := sum(m.first(), "audit")
+	return key[:]
+}
 
 // RosterKey returns the key for the hashes of ids and clients in a node's roster.
 func (m *Mint) RosterKey() (key [16]byte) {
-	copy(key[:], sum(m.first(), "roster"))
+	signature := sum(m.first(), "roster")
+	copy(key[:], signature[:])
 	return key
 }
 
@@ -239,15 +248,15 @@ func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
 // Settings returns the Mint of the secret of the settings alone, for values that are opened before the
 // fleet's other secrets are read.
 func (m *Mint) Settings() *Mint {
-	first, _ := New(m.first()) // its length was checked before
+	first, _ := New(m.first().secret) // its length was checked before
 	return first
 }
 
-func seal(secret []byte, purpose, name string, plain []byte) string {
+func seal(secret *key, purpose, name string, plain []byte) string {
 	return base64.RawStdEncoding.EncodeToString(boxOf(secret, purpose).Seal(nil, nil, plain, []byte(name)))
 }
 
-func open(secret []byte, purpose, name, sealed string) ([]byte, error) {
+func open(secret *key, purpose, name, sealed string) ([]byte, error) {
 	box, err := base64.RawStdEncoding.DecodeString(sealed)
 	if err != nil {
 		return nil, ErrInvalid
@@ -259,8 +268,9 @@ func open(secret []byte, purpose, name, sealed string) ([]byte, error) {
 	return plain, nil
 }
 
-func boxOf(secret []byte, purpose string) cipher.AEAD {
-	block, err := aes.NewCipher(sum(secret, "seal", purpose))
+func boxOf(secret *key, purpose string) cipher.AEAD {
+	derived := sum(secret, "seal", purpose)
+	block, err := aes.NewCipher(derived[:])
 	if err != nil {
 		panic(err) // 32 bytes are a valid key
 	}
@@ -275,7 +285,8 @@ func boxOf(secret []byte, purpose string) cipher.AEAD {
 func (m *Mint) expiring(purpose, device, object string, expires time.Time) string {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], uint64(expires.Unix()))
-	copy(b[8:], sum(m.ring.Load().last(), purpose, device, object, string(b[:8])))
+	signature := sum(m.ring.Load().last(), purpose, device, object, string(b[:8]))
+	copy(b[8:], signature[:])
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
@@ -286,7 +297,10 @@ func (m *Mint) verify(purpose, token, device, object string, now time.Time) erro
 	}
 	signed := false
 	for _, secret := range m.ring.Load().valid(now) {
-		if secret != nil && subtle.ConstantTimeCompare(b[8:], sum(secret, purpose, device, object, string(b[:8]))[:16]) == 1 {
+		if secret == nil {
+			continue
+		}
+		if signature := sum(secret, purpose, device, object, string(b[:8])); subtle.ConstantTimeCompare(b[8:], signature[:16]) == 1 {
 			signed = true
 		}
 	}
@@ -299,19 +313,52 @@ func (m *Mint) verify(purpose, token, device, object string, now time.Time) erro
 	return nil
 }
 
+// key is one secret. It keeps hash states that have processed the secret: for a short text that is half of the
+// work of a signature.
+type key struct {
+	secret []byte
+	states sync.Pool // of *state
+}
+
+type state struct {
+	mac       hash.Hash
+	text      []byte
+	signature [sha256.Size]byte
+}
+
+// maxStateText is the largest text for which a state is kept, in bytes: one large hop must not hold memory for
+// ever.
+const maxStateText = 4096
+
 // sum signs the fields. The purpose is a prefix, so that a token of one kind is never valid as another
 // kind, nor as the admin token.
-func sum(secret []byte, purpose string, fields ...string) []byte {
-	h := hmac.New(sha256.New, secret)
-	var n [4]byte
-	write := func(field string) {
-		binary.BigEndian.PutUint32(n[:], uint32(len(field)))
-		h.Write(n[:])
-		h.Write([]byte(field))
+func sum(k *key, purpose string, fields ...string) [sha256.Size]byte {
+	s, _ := k.states.Get().(*state)
+	if s == nil {
+		s = &state{mac: hmac.New(sha256.New, k.secret)}
 	}
-	write("fleetd " + purpose)
+	s.text = appendField(s.text[:0], "fleetd "+purpose)
 	for _, field := range fields {
-		write(field)
+		s.text = appendField(s.text, field)
 	}
-	return h.Sum(nil)
+	s.mac.Reset()
+	s.mac.Write(s.text)
+	s.mac.Sum(s.signature[:0])
+	signature := s.signature
+	if cap(s.text) <= maxStateText {
+		k.states.Put(s)
+	}
+	return signature
+}
+
+func appendField(dst []byte, field string) []byte {
+	return append(binary.BigEndian.AppendUint32(dst, uint32(len(field))), field...)
+}
+
+// tokenSize is the length of a whole signature as text.
+const tokenSize = (sha256.Size*8 + 5) / 6
+
+func tokenOf(signature [sha256.Size]byte) (token [tokenSize]byte) {
+	base64.RawURLEncoding.Encode(token[:], signature[:])
+	return token
 }

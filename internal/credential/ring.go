@@ -43,13 +43,13 @@ type ring struct {
 
 type numbered struct {
 	number, since int64
-	secret        []byte
+	secret        *key
 }
 
-func (r *ring) last() []byte { return r.secrets[len(r.secrets)-1].secret }
+func (r *ring) last() *key { return r.secrets[len(r.secrets)-1].secret }
 
 // previous returns the previous secret; nil if there is none, or it has ended.
-func (r *ring) previous(now time.Time) []byte {
+func (r *ring) previous(now time.Time) *key {
 	if len(r.secrets) < 2 || !now.Before(r.previousUntil) {
 		return nil
 	}
@@ -57,10 +57,10 @@ func (r *ring) previous(now time.Time) []byte {
 }
 
 // valid returns the secrets whose signatures are valid, newest first.
-func (r *ring) valid(now time.Time) [2][]byte { return [2][]byte{r.last(), r.previous(now)} }
+func (r *ring) valid(now time.Time) [2]*key { return [2]*key{r.last(), r.previous(now)} }
 
 // signing returns the secret that signs messages to other nodes.
-func (r *ring) signing(now time.Time) []byte {
+func (r *ring) signing(now time.Time) *key {
 	if previous := r.previous(now); previous != nil && now.Before(r.switchAt) {
 		return previous
 	}
@@ -68,7 +68,7 @@ func (r *ring) signing(now time.Time) []byte {
 }
 
 // of returns the secret of a generation of device credentials.
-func (r *ring) of(generation int64) []byte {
+func (r *ring) of(generation int64) *key {
 	for i := len(r.secrets) - 1; i > 0; i-- {
 		if r.secrets[i].since <= generation {
 			return r.secrets[i].secret
@@ -95,7 +95,7 @@ func (m *Mint) Adopt(rotation Rotation, now time.Time) error {
 		if err != nil {
 			return fmt.Errorf("secret %d of the fleet cannot be opened with --secret; give this node the secret of the fleet: %w", s.Number, err)
 		}
-		next.secrets = append(next.secrets, numbered{s.Number, s.Since, secret})
+		next.secrets = append(next.secrets, numbered{s.Number, s.Since, &key{secret: secret}})
 	}
 	next.admin = adminToken(next.last(), rotation.Admin, len(rotation.Secrets) > 0)
 	m.adopting.Lock()
@@ -109,13 +109,14 @@ func (m *Mint) Adopt(rotation Rotation, now time.Time) error {
 }
 
 // adminToken returns HMAC-SHA256(secret, "admin") until the first rotation.
-func adminToken(secret []byte, number int64, rotated bool) string {
+func adminToken(secret *key, number int64, rotated bool) string {
 	if number == 0 && !rotated {
-		h := hmac.New(sha256.New, secret)
+		h := hmac.New(sha256.New, secret.secret)
 		h.Write([]byte("admin"))
 		return hex.EncodeToString(h.Sum(nil))
 	}
-	return hex.EncodeToString(sum(secret, "admin token", strconv.FormatInt(number, 10)))
+	token := sum(secret, "admin token", strconv.FormatInt(number, 10))
+	return hex.EncodeToString(token[:])
 }
 
 // Number returns the number of the newest secret; 0 is that of the settings.

@@ -36,7 +36,7 @@ func TestRotation(t *testing.T) {
 			t.Fatal(err)
 		}
 		// b has not learned of it.
-		if sign := a.HopSignature(device, "call", nil); !b.IsHop(sign, device, "call", nil) {
+		if sign := a.HopSignature(device, "call", ""); !b.IsHop(sign, device, "call", "") {
 			t.Error("a node that has not learned of the rotation refuses the others")
 		}
 		time.Sleep(credential.SwitchDelay / 2)
@@ -45,11 +45,11 @@ func TestRotation(t *testing.T) {
 		}
 		time.Sleep(credential.SwitchDelay/2 + time.Second)
 		// a signs with the new one, b still with the old one.
-		if signA, signB := a.HopSignature(device, "call", nil), b.HopSignature(device, "call", nil); signA == signB || !b.IsHop(signA, device, "call", nil) || !a.IsHop(signB, device, "call", nil) {
+		if signA, signB := a.HopSignature(device, "call", ""), b.HopSignature(device, "call", ""); signA == signB || !b.IsHop(signA, device, "call", "") || !a.IsHop(signB, device, "call", "") {
 			t.Error("nodes refuse each other while they switch")
 		}
 		time.Sleep(credential.SwitchDelay)
-		if a.HopSignature(device, "call", nil) != b.HopSignature(device, "call", nil) {
+		if a.HopSignature(device, "call", "") != b.HopSignature(device, "call", "") {
 			t.Error("one node does not switch")
 		}
 		for name, m := range map[string]*credential.Mint{"a": a, "b": b} {
@@ -82,10 +82,10 @@ func TestRotation(t *testing.T) {
 		}
 		// The old secret alone is useless after the grace period.
 		thief, _ := mints(t)
-		forged, upload := thief.HopSignature(device, "call", nil), thief.UploadToken(device, now.Add(240*time.Hour))
+		forged, upload := thief.HopSignature(device, "call", ""), thief.UploadToken(device, now.Add(240*time.Hour))
 		time.Sleep(time.Until(until))
 		// security: K18
-		if a.IsHop(forged, device, "call", nil) || a.VerifyUpload(upload, device, time.Now()) == nil || a.IsDevice(thief.DeviceToken(device, client, 5), device, client, 5) || a.IsAdmin(thief.AdminToken()) {
+		if a.IsHop(forged, device, "call", "") || a.VerifyUpload(upload, device, time.Now()) == nil || a.IsDevice(thief.DeviceToken(device, client, 5), device, client, 5) || a.IsAdmin(thief.AdminToken()) {
 			t.Error("the old secret is still worth something")
 		}
 		if again, _, err := a.Reseal("p", "n", oldSealed); err != nil {
@@ -115,7 +115,7 @@ func TestAdminRotation(t *testing.T) {
 		}
 		seen[a.AdminToken()] = true
 	}
-	if a.DeviceToken("d", "c", 1) != b.DeviceToken("d", "c", 1) || a.HopSignature("d", "k", nil) != b.HopSignature("d", "k", nil) {
+	if a.DeviceToken("d", "c", 1) != b.DeviceToken("d", "c", 1) || a.HopSignature("d", "k", "") != b.HopSignature("d", "k", "") {
 		t.Error("more than the admin token changed")
 	}
 }
