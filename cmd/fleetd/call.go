@@ -67,11 +67,11 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	result, job, err := c.CallLater(ctx, call.Device, call.Tool, request, later, call.Key)
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation != "" {
 		if err := call.confirm(a, problem); err != nil {
 			return err
 		}
-		request.Confirmation = problem.Confirmation()
+		request.Confirmation = problem.Confirmation
 		result, job, err = c.CallLater(ctx, call.Device, call.Tool, request, later, call.Key)
 	}
 	if err != nil {
@@ -118,9 +118,9 @@ func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 	if call.Yes {
 		return nil
 	}
-	question := fmt.Sprintf("Call %s on %s? The rule %s requires a confirmation.", cleantext.Line(call.Tool), cleantext.Line(call.Device), cleantext.Line(problem.Rule()))
+	question := fmt.Sprintf("Call %s on %s? The rule %s requires a confirmation.", cleantext.Line(call.Tool), cleantext.Line(call.Device), cleantext.Line(problem.Rule))
 	if !a.confirmed(question) {
-		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
+		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule), exitRefused}
 	}
 	return nil
 }

@@ -189,8 +189,8 @@ func (a *app) report(ctx context.Context, err error) int {
 	if a.jsonErrors {
 		return a.reportJSON(err)
 	}
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call() != "" {
-		fmt.Fprintln(a.stderr, "fleetd: call "+cleantext.Line(problem.Call())+" failed")
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call != "" {
+		fmt.Fprintln(a.stderr, "fleetd: call "+cleantext.Line(problem.Call)+" failed")
 	}
 	fmt.Fprintln(a.stderr, "fleetd: "+cleantext.Line(err.Error()))
 	return exitCode(err)

@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
 	"fleetd/internal/datadir"
@@ -280,8 +281,8 @@ func TestExitCode(t *testing.T) {
 		{nil, exitOK},
 		{failed("x"), exitFailed},
 		{fmt.Errorf("call: %w", errTool), exitTool},
-		{&apiclient.Problem{Code: "device_offline"}, exitRefused},
-		{fmt.Errorf("call: %w", &apiclient.Problem{Code: "device_timeout"}), exitTimeout},
+		{&apiclient.Problem{Problem: api.Problem{Code: "device_offline"}}, exitRefused},
+		{fmt.Errorf("call: %w", &apiclient.Problem{Problem: api.Problem{Code: "device_timeout"}}), exitTimeout},
 		{context.DeadlineExceeded, exitTimeout},
 		{apiclient.ErrNoNode, exitRefused},
 		{errors.New("anything else"), exitRefused},

@@ -92,7 +92,7 @@ var importRules = []rule{
 	{pkg: "internal/devices/registry", may: []string{"internal/access", "internal/devices", "internal/durable", "internal/timescale"},
 		never: []string{"database/sql", "github.com/nats-io", "net/http"},
 		why:   "who the devices are is decided without knowing which of them is connected, and over which database and network"},
-	{pkg: "internal/devices", may: []string{"internal/selector", "internal/access", "internal/jsonspan"},
+	{pkg: "internal/devices", may: []string{"internal/api", "internal/selector", "internal/access", "internal/jsonspan"},
 		never: []string{"database/sql", "net/http", "github.com/nats-io", "github.com/eclipse-paho", "github.com/eclipse", "github.com/gorilla",
 			"github.com/jackc", "modernc.org/sqlite", "fleetd/internal/fleet", "fleetd/internal/devices/registry"},
 		why: "ids, records, errors and events are words that every part uses, also those that the core does not know"},

@@ -259,11 +259,11 @@ func (f *jobFlags) start(ctx context.Context, a *app, spec api.NewJob) error {
 	}
 	create.Header = apiclient.IdempotencyKey(f.Key)
 	made, err := apiclient.Send[apiclient.Answer[api.Job]](ctx, c, create)
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
-		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", cleantext.Line(problem.Rule()))) {
-			return exitError{fmt.Errorf("the job needs a yes (rule %s); nothing was started: add --yes to confirm it", problem.Rule()), exitRefused}
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation != "" {
+		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", cleantext.Line(problem.Rule))) {
+			return exitError{fmt.Errorf("the job needs a yes (rule %s); nothing was started: add --yes to confirm it", problem.Rule), exitRefused}
 		}
-		spec.Confirmation = problem.Confirmation()
+		spec.Confirmation = problem.Confirmation
 		create.Body = spec
 		made, err = apiclient.Send[apiclient.Answer[api.Job]](ctx, c, create)
 	}

@@ -196,9 +196,7 @@ func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options Impo
 	resp, err := c.do(ctx, http.MethodPost, pathOf("devices", "import"), query, upload{file, contentType, max(options.Size, -1)}, nil)
 	var problem *Problem
 	if errors.As(err, &problem) {
-		// Absent or of another shape: nothing to show; the detail remains.
-		_ = json.Unmarshal(problem.Extensions["faults"], &report.Faults)
-		_ = json.Unmarshal(problem.Extensions["refused"], &report.Refused)
+		report.Faults, report.Refused = problem.Faults, problem.Refused
 	}
 	if err != nil {
 		return report, err

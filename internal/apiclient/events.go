@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"fleetd/internal/api"
 )
 
 const (
@@ -130,8 +132,8 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 	}
 	defer resp.Body.Close()
 	if kind := resp.Header.Get("Content-Type"); !strings.HasPrefix(kind, "text/event-stream") {
-		return &Problem{Status: http.StatusNotAcceptable, Title: "Not Acceptable",
-			Detail: fmt.Sprintf("%s answered %q instead of an event stream: is it the API of a fleetd node?", s.client.base, kind)}
+		return &Problem{Problem: api.Problem{Status: http.StatusNotAcceptable, Title: "Not Acceptable",
+			Detail: fmt.Sprintf("%s answered %q instead of an event stream: is it the API of a fleetd node?", s.client.base, kind)}}
 	}
 	s.opened, s.wait = true, firstRetry
 	if s.options.OnOpen != nil {

@@ -9,19 +9,21 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"fleetd/internal/api"
 )
 
 // Ready returns nil if the node is ready, and else what is down. It needs no token.
 func (c *Client) Ready(ctx context.Context) error {
 	err := c.probe(ctx, "/readyz")
 	var problem *Problem
-	var down map[string]string
-	if !errors.As(err, &problem) || json.Unmarshal(problem.Extensions["down"], &down) != nil || len(down) == 0 {
+	var readiness api.Readiness
+	if !errors.As(err, &problem) || json.Unmarshal(problem.Raw, &readiness) != nil || len(readiness.Down) == 0 {
 		return err
 	}
 	var parts []string
-	for _, part := range slices.Sorted(maps.Keys(down)) {
-		parts = append(parts, part+": "+down[part])
+	for _, part := range slices.Sorted(maps.Keys(readiness.Down)) {
+		parts = append(parts, part+": "+readiness.Down[part])
 	}
 	return fmt.Errorf("the node at %s is not ready: %s", c.base, strings.Join(parts, "; "))
 }

@@ -20,7 +20,7 @@ import (
 
 func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
 	l.Refused.Add(e.Code, 1)
-	l.reply(msg, e.AppendProblem(nil))
+	l.reply(msg, e.Problem().JSON())
 }
 
 func (l *Link) reply(msg *nats.Msg, body []byte) { l.respond(msg, &nats.Msg{Data: body}) }
@@ -303,7 +303,7 @@ const resultSize = 192
 func (l *Link) answerLate(msg *nats.Msg, r devices.ToolResult, err error) {
 	body := []byte(nil)
 	if err != nil {
-		body = devices.AsError(err).AppendProblem(nil)
+		body = devices.AsError(err).Problem().JSON()
 	} else {
 		body = r.AppendResult(nil)
 	}

@@ -268,7 +268,7 @@ func TestWireAnswers(t *testing.T) {
 	if !ok || p.Code != devices.CodeInvalidArguments || len(p.Faults) != 1 || p.Faults[0].Pointer != "/volume" || !p.Sent || p.Outcome != "unknown" || p.Part != "node" {
 		t.Errorf("problem %+v, %t", p, ok)
 	}
-	has(t, "answer-problem", p.AppendProblem(nil), answer("answer-problem"), "")
+	has(t, "answer-problem", p.Problem().JSON(), answer("answer-problem"), "")
 	has(t, "answer-accepted", acceptedReply, answer("answer-accepted"), "")
 	has(t, "answer-sent", okReply, answer("answer-sent"), "")
 }

@@ -44,7 +44,7 @@ func TestOfCall(t *testing.T) {
 	if WithCallID(nil, "id") != nil {
 		t.Error("nil became an error")
 	}
-	back, ok := ParseProblem(AsError(err).AppendProblem(nil))
+	back, ok := ParseProblem(AsError(err).Problem().JSON())
 	if !ok || back.Call != "id" {
 		t.Errorf("%+v", back)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/jsonspan"
 )
 
@@ -47,10 +48,7 @@ const (
 const OutcomeUnknown = "unknown"
 
 // Fault is one invalid part of a call's arguments.
-type Fault struct {
-	Pointer string `json:"pointer"` // RFC 6901, into the arguments
-	Detail  string `json:"detail"`
-}
+type Fault = api.Fault
 
 // Error is an error with its stable code. Sent and Outcome are set if the call reached
 // the device's connection.

@@ -1,9 +1,11 @@
 package devices
 
 import (
+	"encoding/json"
 	"strconv"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/jsonspan"
 )
 
@@ -60,103 +62,28 @@ func (e *Error) ReportsSent() bool {
 	return e.Sent
 }
 
-// AppendProblem appends the error as a problem object (RFC 9457) without a
-// type: title, status, code and detail, and where they apply part, sent,
-// outcome, rule, confirmation, and the faults as errors.
-func (e *Error) AppendProblem(dst []byte) []byte {
+// Problem is the error as a problem document.
+func (e *Error) Problem() *api.Problem {
 	status, phrase := e.Code.Status()
-	dst = append(dst, `{"title":`...)
-	dst = jsonspan.AppendString(dst, phrase)
-	dst = append(dst, `,"status":`...)
-	dst = strconv.AppendInt(dst, int64(status), 10)
-	dst = append(dst, `,"code":`...)
-	dst = jsonspan.AppendString(dst, string(e.Code))
-	dst = append(dst, `,"detail":`...)
-	dst = jsonspan.AppendString(dst, e.Detail)
-	if e.Part != "" {
-		dst = append(dst, `,"part":`...)
-		dst = jsonspan.AppendString(dst, e.Part)
-	}
+	p := &api.Problem{Title: phrase, Status: status, Code: string(e.Code), Detail: e.Detail, Part: e.Part, Outcome: e.Outcome,
+		Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Call: e.Call}
 	if e.ReportsSent() {
-		dst = append(dst, `,"sent":`...)
-		dst = strconv.AppendBool(dst, e.Sent)
+		p.Sent = &e.Sent
 	}
-	if e.Outcome != "" {
-		dst = append(dst, `,"outcome":`...)
-		dst = jsonspan.AppendString(dst, e.Outcome)
-	}
-	if e.Rule != "" {
-		dst = append(dst, `,"rule":`...)
-		dst = jsonspan.AppendString(dst, e.Rule)
-	}
-	if e.Confirmation != "" {
-		dst = append(dst, `,"confirmation":`...)
-		dst = jsonspan.AppendString(dst, e.Confirmation)
-	}
-	if e.Call != "" {
-		dst = append(dst, `,"call":`...)
-		dst = jsonspan.AppendString(dst, e.Call)
-	}
-	for i, f := range e.Faults {
-		sep := `,`
-		if i == 0 {
-			sep = `,"errors":[`
-		}
-		dst = append(dst, sep...)
-		dst = append(dst, `{"pointer":`...)
-		dst = jsonspan.AppendString(dst, f.Pointer)
-		dst = append(dst, `,"detail":`...)
-		dst = jsonspan.AppendString(dst, f.Detail)
-		dst = append(dst, '}')
-	}
-	if len(e.Faults) > 0 {
-		dst = append(dst, ']')
-	}
-	return append(dst, '}')
+	return p
 }
 
-// ParseProblem parses a problem object; ok is false if data is not one.
+// ParseProblem parses a problem document; ok is false if data is not one.
 func ParseProblem(data []byte) (e *Error, ok bool) {
-	e = &Error{}
-	walk := jsonspan.Object(data)
-	for walk.Next() {
-		value := walk.Value()
-		switch string(walk.Key()) {
-		case "code":
-			text, isText := jsonspan.String(value)
-			e.Code, ok = Code(text), isText
-		case "detail":
-			e.Detail, _ = jsonspan.String(value)
-		case "part":
-			e.Part, _ = jsonspan.String(value)
-		case "outcome":
-			e.Outcome, _ = jsonspan.String(value)
-		case "rule":
-			e.Rule, _ = jsonspan.String(value)
-		case "confirmation":
-			e.Confirmation, _ = jsonspan.String(value)
-		case "call":
-			e.Call, _ = jsonspan.String(value)
-		case "sent":
-			e.Sent = jsonspan.KindOf(value) == jsonspan.KindTrue
-		case "errors":
-			faults := jsonspan.Array(value)
-			for faults.Next() {
-				var f Fault
-				inner := jsonspan.Object(faults.Value())
-				for inner.Next() {
-					switch string(inner.Key()) {
-					case "pointer":
-						f.Pointer, _ = jsonspan.String(inner.Value())
-					case "detail":
-						f.Detail, _ = jsonspan.String(inner.Value())
-					}
-				}
-				e.Faults = append(e.Faults, f)
-			}
-		}
+	if jsonspan.Member(data, "code") == nil { // a long result is not decoded
+		return nil, false
 	}
-	return e, ok && walk.Err() == nil
+	var p api.Problem
+	if err := json.Unmarshal(data, &p); err != nil {
+		return nil, false
+	}
+	return &Error{Code: Code(p.Code), Detail: p.Detail, Part: p.Part, Sent: p.Sent != nil && *p.Sent, Outcome: p.Outcome,
+		Rule: p.Rule, Confirmation: p.Confirmation, Faults: p.Errors, Call: p.Call}, true
 }
 
 // AppendResult appends the result in the form of REST and NATS.

@@ -314,7 +314,7 @@ func TestStrangersDoNotFillTheLog(t *testing.T) {
 func problemCall(err error) string {
 	var p *apiclient.Problem
 	if errors.As(err, &p) {
-		return p.Call()
+		return p.Call
 	}
 	return ""
 }

@@ -88,7 +88,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
-	body := append(denied.err.AppendProblem(nil), '\n')
+	body := append(denied.err.Problem().JSON(), '\n')
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // fails only if the client has disconnected

@@ -60,7 +60,7 @@ func TestClient(t *testing.T) {
 	}
 	_, err = c.Call(ctx, id, tool, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":"loud"}`)})
 	problem := (*apiclient.Problem)(nil)
-	if !errors.As(err, &problem) || problem.Code != "invalid_arguments" || len(problem.Faults()) != 1 || problem.Faults()[0].Pointer != "/volume" {
+	if !errors.As(err, &problem) || problem.Code != "invalid_arguments" || len(problem.Errors) != 1 || problem.Errors[0].Pointer != "/volume" {
 		t.Errorf("%v", err)
 	}
 	if rpc, err := apiclient.Send[api.RPCResult](ctx, c, apiclient.Request{Method: "POST", Path: []string{"devices", id, "mcp"}, Body: api.RPC{Method: "tools/list"}}); err != nil || rpc.Result == nil {

@@ -104,7 +104,7 @@ func (s *Server) createConsoleKey(ctx context.Context, in *struct{ Body api.Cons
 	}
 	if err != nil {
 		p := s.problem(ctx, err)
-		if p.Code == devices.CodeUnauthorized && s.opt.Failures.FailedRequest(r) {
+		if p.Code == string(devices.CodeUnauthorized) && s.opt.Failures.FailedRequest(r) {
 			p = tooManyFailures()
 		}
 		w.Header().Set("Connection", "close") // as after a wrong token

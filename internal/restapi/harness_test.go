@@ -251,7 +251,7 @@ func (r response) problem(t testing.TB, status int, code devices.Code) problem {
 	if err := json.Unmarshal([]byte(r.body), &p); err != nil {
 		t.Fatalf("status %d: %v in %q", r.status, err, r.body)
 	}
-	if r.status != status || p.Status != status || p.Code != code || p.Title != http.StatusText(status) || p.Detail == "" ||
+	if r.status != status || p.Status != status || devices.Code(p.Code) != code || p.Title != http.StatusText(status) || p.Detail == "" ||
 		r.header.Get("Content-Type") != "application/problem+json" || r.header.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("want %d %s, got %d: %s %v", status, code, r.status, r.body, r.header)
 	}

@@ -147,7 +147,7 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 	responses := map[string]*huma.Response{
 		strconv.Itoa(a.status): {Description: a.answer},
 		"default": {Description: "A problem; code is one of " + codeList(a.codes) + ".", Content: map[string]*huma.MediaType{
-			valueProblem[0]: {Schema: schemaOf[problem](s)}}},
+			valueProblem[0]: {Schema: schemaOf[api.Problem](s)}}},
 	}
 	op := huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
 		Description: a.text, DefaultStatus: a.status, Responses: responses, MaxBodyBytes: BodyLimit + 1}

@@ -2,7 +2,6 @@ package restapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -15,35 +14,11 @@ import (
 	"fleetd/internal/devices"
 )
 
-// problem is every failure of the API: a problem document of RFC 9457 without
-// `type`, which then counts as about:blank.
-type problem struct {
-	Title   string       `json:"title" doc:"The text of the status."`
-	Status  int          `json:"status" doc:"The HTTP status."`
-	Code    devices.Code `json:"code" doc:"The stable name of what went wrong."`
-	Detail  string       `json:"detail" doc:"A sentence for people."`
-	Part    string       `json:"part,omitempty" doc:"With code unavailable: the part that is down."`
-	Sent    *bool        `json:"sent,omitempty" doc:"Whether bytes of the call left for the device."`
-	Outcome string       `json:"outcome,omitempty" doc:"unknown: the device may or may not have acted."`
-	Rule    string       `json:"rule,omitempty" doc:"With codes forbidden, tool_denied and confirmation_required: the rule that decided."`
-	// Confirmation makes the same call pass once.
-	Confirmation string          `json:"confirmation,omitempty" doc:"With code confirmation_required: give it as confirmation in the same call within 60 s, once a person has agreed."`
-	Errors       []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
-	Call         string          `json:"call,omitempty" doc:"The id of the call, raw request or message that failed, in the audit and in logs; also in the header Fleetd-Call."`
-	// Faults are those of a file.
-	Faults  []api.LineFault `json:"faults,omitempty" nullable:"false" doc:"With code invalid_arguments of an import: the faults of the file, at most 1000."`
-	Refused int64           `json:"refused,omitempty" doc:"With faults: how many rows have one."`
-}
+// problem is every failure of the API, with the headers of its answer.
+type problem struct{ api.Problem }
 
 // newProblem makes the problem of a refusal.
-func newProblem(e *devices.Error) *problem {
-	status, phrase := e.Code.Status()
-	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Call: e.Call}
-	if e.ReportsSent() {
-		p.Sent = &e.Sent
-	}
-	return p
-}
+func newProblem(e *devices.Error) *problem { return &problem{*e.Problem()} }
 
 // problem translates any error of the core. Internal errors are logged here
 // and not shown.
@@ -76,9 +51,6 @@ func badRequest(detail string) *problem {
 	return newProblem(&devices.Error{Code: devices.CodeBadRequest, Detail: detail})
 }
 
-// Error is the code and the detail.
-func (p *problem) Error() string { return string(p.Code) + ": " + p.Detail }
-
 // GetStatus implements huma.StatusError.
 func (p *problem) GetStatus() int { return p.Status }
 
@@ -98,13 +70,8 @@ func (p *problem) GetHeaders() http.Header {
 func (p *problem) ContentType(string) string { return valueProblem[0] }
 
 func (p *problem) write(w http.ResponseWriter) {
-	body, err := json.Marshal(p)
-	if err != nil { // a struct of strings and numbers marshals
-		http.Error(w, p.Detail, p.Status)
-		return
-	}
+	body := append(p.JSON(), '\n')
 	h := w.Header()
-	body = append(body, '\n')
 	h["Content-Type"] = valueProblem
 	h["Content-Length"] = []string{strconv.Itoa(len(body))} // the client need not wait for the end of its own body
 	h["Cache-Control"] = []string{"no-store"}

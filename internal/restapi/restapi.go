@@ -225,9 +225,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		connlimit.PaceAnonymous(r.Context())
 	} else {
 		if p := s.admit(r); p != nil {
-			if p.Code == devices.CodeUnauthorized && r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
+			if p.Code == string(devices.CodeUnauthorized) && r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
 				p = tooManyFailures()
-			} else if p.Code == devices.CodeUnauthorized {
+			} else if p.Code == string(devices.CodeUnauthorized) {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
 			}
 			// A connection that has proven nothing takes a place from those that would.

@@ -40,14 +40,14 @@ func TestWhy(t *testing.T) {
 
 	_, err := n.Call(t.Context(), late, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: time.Second})
 	var problem *apiclient.Problem
-	if !errors.As(err, &problem) || problem.Call() == "" {
+	if !errors.As(err, &problem) || problem.Call == "" {
 		t.Fatalf("the call: %v", err)
 	}
 	n.Await(t, "the late answer", wait, func() bool {
-		why, err := n.ExplainCall(t.Context(), problem.Call())
+		why, err := n.ExplainCall(t.Context(), problem.Call)
 		return err == nil && why.Cause == "answered_late"
 	})
-	p.visit("/console/calls/" + problem.Call())
+	p.visit("/console/calls/" + problem.Call)
 	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('answered_late')")
 	p.shows("holds the device")
 	p.shows("answer after the caller had left")
