@@ -2,27 +2,13 @@ package cluster
 
 import (
 	"encoding/json"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/jsonspan"
 	"fleetd/internal/tasks"
 )
-
-// claimMessage is the wire form of a claim, on `<prefix>.claims.<node>`, stamped
-// like a hop. There is one for every connection: the subject lets a node skip its
-// own without parsing them.
-type claimMessage struct {
-	Kind         devices.ClaimKind `json:"kind"`
-	Device       devices.ID        `json:"device"`
-	Node         string            `json:"node"`
-	Epoch        devices.Epoch     `json:"epoch"`
-	Conversation string            `json:"conversation,omitempty"`
-	Generation   int64             `json:"generation,omitempty"`
-}
 
 const (
 	verbClaim = "claim"
@@ -33,7 +19,8 @@ func (l *Link) claimsSubject(node string) string { return l.opt.Prefix + ".claim
 
 func (l *Link) newsSubject(node string) string { return l.opt.Prefix + ".news." + node }
 
-// Claim sends a claim to every other node. It is lost while NATS is unreachable;
+// Claim sends a claim to every other node, on `<prefix>.claims.<node>`: the subject lets a node skip its own
+// without parsing them. It is lost while NATS is unreachable;
 // Service.Reassert repeats it.
 func (l *Link) Claim(c devices.Claim) {
 	if l.opt.SingleNode {
@@ -43,7 +30,7 @@ func (l *Link) Claim(c devices.Claim) {
 		l.ClaimsLost.Add(1)
 		return
 	}
-	if err := l.broadcast(l.claimsSubject(l.opt.Node), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c)); err != nil {
+	if err := l.broadcast(l.claimsSubject(l.opt.Node), verbClaim, c.Device, encodeClaim(c)); err != nil {
 		l.ClaimsLost.Add(1)
 	}
 }
@@ -57,21 +44,12 @@ func (l *Link) Remind(c devices.Claim) {
 		return
 	}
 	// A lost reminder is repeated within a minute.
-	_ = l.broadcast(l.subject(c.Device, verbClaim), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c))
+	_ = l.broadcast(l.subject(c.Device, verbClaim), verbClaim, c.Device, encodeClaim(c))
 }
 
-func appendClaim(dst []byte, c devices.Claim) []byte {
-	dst = jsonspan.AppendString(append(dst, `{"kind":`...), string(c.Kind))
-	dst = jsonspan.AppendString(append(dst, `,"device":`...), string(c.Device))
-	dst = jsonspan.AppendString(append(dst, `,"node":`...), c.Node)
-	dst = strconv.AppendInt(append(dst, `,"epoch":`...), int64(c.Epoch), 10)
-	if c.Conversation != "" {
-		dst = jsonspan.AppendString(append(dst, `,"conversation":`...), c.Conversation)
-	}
-	if c.Generation != 0 {
-		dst = strconv.AppendInt(append(dst, `,"generation":`...), c.Generation, 10)
-	}
-	return append(dst, '}')
+func encodeClaim(c devices.Claim) []byte {
+	body, _ := json.Marshal(c) // cannot fail: it consists of strings and numbers
+	return body
 }
 
 // onClaim handles a claim of another node.
@@ -80,7 +58,7 @@ func (l *Link) onClaim(msg *nats.Msg) {
 		return
 	}
 	defer tasks.Contain(l.opt.Log, nil)
-	var c claimMessage
+	var c devices.Claim
 	if err := json.Unmarshal(msg.Data, &c); err != nil || c.Node == l.opt.Node {
 		return
 	}
@@ -88,7 +66,7 @@ func (l *Link) onClaim(msg *nats.Msg) {
 		return
 	}
 	l.Requests.Add(verbClaim, 1)
-	l.service.Load().OnClaim(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation, Generation: c.Generation})
+	l.service.Load().OnClaim(c)
 }
 
 // newsMessage is the wire form of news, on `<prefix>.news.<node>`, or announces a

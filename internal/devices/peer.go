@@ -20,15 +20,15 @@ const (
 
 // Claim is the message that a node holds a device's session, or ended it.
 type Claim struct {
-	Device ID
-	Kind   ClaimKind
-	Node   string
-	Epoch  Epoch
+	Kind   ClaimKind `json:"kind"`
+	Device ID        `json:"device"`
+	Node   string    `json:"node"`
+	Epoch  Epoch     `json:"epoch"`
 	// Conversation is, in an answer, the id of the UDP conversation that ended with the
 	// session: the device needs a goodbye for it.
-	Conversation string
+	Conversation string `json:"conversation,omitempty"`
 	// Generation is that of the device's credentials: older ones end on all nodes.
-	Generation int64
+	Generation int64 `json:"generation,omitempty"`
 }
 
 // Gather sends a question of a kind, which is JSON, to the named nodes and returns their answers by node, and the nodes
