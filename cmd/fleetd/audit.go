@@ -58,7 +58,7 @@ type auditShowCmd struct {
 }
 
 // Run prints entries.
-func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
+func (cmd *auditShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	filter, err := cmd.filter(a)
 	if err != nil {
 		return err
@@ -68,10 +68,6 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 	}
 	maps.Copy(filter, apiclient.Query{"device": cmd.Device, "key": cmd.Key, "kind": cmd.Kind, "action": cmd.Tool, "outcome": cmd.Outcome,
 		"limit": strconv.Itoa(min(cmd.Limit, 999) + 1)}) // reports whether there are more
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
 	seen := make(map[string]int64) // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
@@ -163,12 +159,8 @@ type auditExportCmd struct {
 }
 
 // Run copies the record. A file that is not whole does not stay.
-func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
+func (cmd *auditExportCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	filter, err := cmd.filter(a)
-	if err != nil {
-		return err
-	}
-	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}

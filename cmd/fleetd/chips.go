@@ -32,12 +32,8 @@ type chipsImportCmd struct {
 }
 
 // Run checks the whole file before it sends the first line.
-func (cmd *chipsImportCmd) Run(ctx context.Context, a *app) error {
+func (cmd *chipsImportCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	chips, err := readChips(a.stdin, cmd.File)
-	if err != nil {
-		return err
-	}
-	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ type editCmd struct {
 }
 
 // Run changes one device or those of a selection.
-func (cmd *editCmd) Run(ctx context.Context, a *app) error {
+func (cmd *editCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	labels, err := parseLabels(cmd.Labels)
 	if err != nil {
 		return err
@@ -39,10 +39,6 @@ func (cmd *editCmd) Run(ctx context.Context, a *app) error {
 		return failed("--if-match is for one device, and %q is a selection", cmd.Target)
 	case cmd.IfMatch < 0:
 		return failed("--if-match must be a revision, not %d", cmd.IfMatch)
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	if selects {
 		return cmd.editSelection(ctx, a, c, labels)

@@ -21,17 +21,13 @@ type eventsCmd struct {
 }
 
 // Run prints events until interrupted.
-func (e *eventsCmd) Run(ctx context.Context, a *app) error {
+func (e *eventsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	var since time.Time
 	if e.Since != "" {
 		var err error
 		if since, err = moment(e.Since, a.now(), -1); err != nil {
 			return failed("--since %w", err)
 		}
-	}
-	c, err := e.client(a)
-	if err != nil {
-		return err
 	}
 	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, Since: since, OnRetry: func(cause error, wait time.Duration) {
 		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", cleantext.Line(cause.Error()), wait)

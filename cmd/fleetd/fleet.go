@@ -95,7 +95,7 @@ type changesCmd struct {
 }
 
 // Run prints the log, oldest first.
-func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
+func (cmd *changesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	since := cmd.Since
 	if _, err := strconv.ParseUint(since, 10, 63); since != "" && err != nil {
 		at, err := moment(since, a.now(), -1)
@@ -103,10 +103,6 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
 			return failed("--since takes a revision; or it %w", err)
 		}
 		since = at.UTC().Format(time.RFC3339Nano)
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	path := []string{"changes"}
 	if cmd.Device != "" {

@@ -286,19 +286,16 @@ type jobsReportCmd struct {
 }
 
 // Run writes the report.
-func (cmd *jobsReportCmd) Run(ctx context.Context, a *app) error {
+func (cmd *jobsReportCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Format != "csv" && cmd.Format != "ndjson" {
 		return failed("--format must be csv or ndjson, not %q", cmd.Format)
 	}
-	c, err := cmd.client(a)
+	job, err := jobID(ctx, c, cmd.Job)
 	if err != nil {
 		return err
 	}
-	if cmd.Job, err = jobID(ctx, c, cmd.Job); err != nil {
-		return err
-	}
 	return a.save(cmd.Output, func(w io.Writer) (int64, error) {
-		return c.Download(ctx, w, apiclient.Query{"format": cmd.Format}, "jobs", cmd.Job, "report")
+		return c.Download(ctx, w, apiclient.Query{"format": cmd.Format}, "jobs", job, "report")
 	})
 }
 

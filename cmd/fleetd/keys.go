@@ -31,7 +31,7 @@ type keysCreateCmd struct {
 }
 
 // Run makes the key. Its token goes to standard output alone, so that a script can take it.
-func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
+func (cmd *keysCreateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	params := api.NewKey{Name: cmd.Name, Scopes: cmd.Scope, Devices: api.Selection{Text: cmd.Devices}, Tools: cmd.Tools}
 	if _, err := selector.Parse(cmd.Devices); err != nil {
 		return failed("--devices: %w", err)
@@ -42,10 +42,6 @@ func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
 			return failed("--expires %w", err)
 		}
 		params.Expires = &at
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	k, err := c.CreateKey(ctx, params)
 	if err != nil {

@@ -93,7 +93,7 @@ const maxPolicyFile = 1 << 20
 
 // Run replaces the rules. A document that names the version it was made from is checked against the one in force; else
 // the one in force a moment ago is meant.
-func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
+func (cmd *policySetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	in, err := input(a.stdin, cmd.File)
 	if err != nil {
 		return failed("read the policy: %w", err)
@@ -108,10 +108,6 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
 	}
 	if err := json.Unmarshal(text, &given); err != nil {
 		return failed("the policy is not JSON: %w", err)
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	if given.Version == nil {
 		current, err := apiclient.Get[policyView](ctx, c, nil, "policy")
@@ -148,12 +144,8 @@ type policyExplainCmd struct {
 }
 
 // Run prints which rule decides.
-func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
+func (cmd *policyExplainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	arguments, err := guessedArguments("", cmd.Values)
-	if err != nil {
-		return err
-	}
-	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}

@@ -19,16 +19,13 @@ type rotateCmd struct {
 }
 
 // Run rotates one device or all.
-func (cmd *rotateCmd) Run(ctx context.Context, a *app) error {
+func (cmd *rotateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if (cmd.Device == "") != cmd.All {
 		return failed("give a device, or --all (see fleetd devices rotate --help)")
 	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
-	}
 	who, rotate := "all devices", apiclient.Request{Method: http.MethodPost, Path: []string{"devices", "rotate"}, Body: api.Grace{Grace: cmd.Grace.String()}}
 	var after api.Credentials
+	var err error
 	if cmd.All {
 		after, err = apiclient.Send[api.Credentials](ctx, c, rotate)
 	} else {

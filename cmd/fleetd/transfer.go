@@ -25,7 +25,7 @@ type importCmd struct {
 }
 
 // Run sends the file and prints the result.
-func (cmd *importCmd) Run(ctx context.Context, a *app) error {
+func (cmd *importCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	in, err := input(a.stdin, cmd.File)
 	if err != nil {
 		return failed("%w", err)
@@ -40,10 +40,6 @@ func (cmd *importCmd) Run(ctx context.Context, a *app) error {
 	// The buffer only serves to see the first byte; a read from it is otherwise one of the file.
 	buffered := bufio.NewReader(in)
 	format, err := fileFormat(cmd.File, buffered)
-	if err != nil {
-		return err
-	}
-	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
@@ -125,20 +121,16 @@ type exportCmd struct {
 }
 
 // Run copies the devices.
-func (cmd *exportCmd) Run(ctx context.Context, a *app) error {
+func (cmd *exportCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	format := cmp.Or(cmd.Format, formatOf(cmd.Output), apiclient.FormatCSV)
 	if format != apiclient.FormatCSV && format != apiclient.FormatNDJSON {
 		return failed("--format must be csv or ndjson, not %q", cmd.Format)
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	query := apiclient.Query{"format": format, "select": cmd.Select}
 	if cmd.Secrets {
 		query["secrets"] = "true"
 	}
-	err = a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.Download(ctx, w, query, "devices", "export") })
+	err := a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.Download(ctx, w, query, "devices", "export") })
 	if err == nil && !cmd.Secrets {
 		fmt.Fprintln(a.stderr, "this export has no client_id: an import of it admits, for each device that it creates, the first client that comes with the device's id; --secrets includes them")
 	}

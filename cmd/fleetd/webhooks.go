@@ -80,7 +80,7 @@ type webhooksEditCmd struct {
 }
 
 // Run changes the webhook.
-func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app) error {
+func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	edit := api.WebhookEdit{URL: cmd.URL, Select: cmd.Select, OfflineFor: cmd.OfflineFor}
 	if len(cmd.Types) > 0 {
 		edit.Types = &cmd.Types
@@ -94,10 +94,6 @@ func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app) error {
 	}
 	if edit.State == nil && edit.URL == nil && edit.Types == nil && edit.Select == nil && edit.OfflineFor == nil && edit.Secret == nil {
 		return failed("nothing to change; give --url, --types, --select, --offline-for, --new-secret or --enable")
-	}
-	c, err := cmd.client(a)
-	if err != nil {
-		return err
 	}
 	h, err := apiclient.Send[api.CreatedWebhook](ctx, c, apiclient.Request{Method: http.MethodPatch, Path: []string{"webhooks", cmd.ID}, Body: edit})
 	if err != nil {
