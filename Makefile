@@ -57,9 +57,8 @@ bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BEN
 reference: ## writes docs/reference and openapi.json from the program; make test compares them
 	FLEETD_TEST_UPDATE=1 go test -count=1 -run '^TestReference$$' ./cmd/fleetd ./internal/config ./internal/devices ./internal/explain ./internal/node ./internal/restapi
 
-lines: ## the product's lines of Go by package (REV=commit)
-	@git grep -c '' $(or $(REV),HEAD) -- 'cmd/*.go' 'internal/*.go' 'migrations/*.go' 'simulator/*.go' ':!*_test.go' ':!internal/*test/*' | \
-		awk -F: '{ sub("/[^/]*$$", "", $$2); n[$$2] += $$3; n["all"] += $$3 } END { for (d in n) print n[d], d }' | sort -rn
+lines: ## the product's lines by package, with code and with comments, and what is beside it (REV=commit)
+	@REV=$(REV) scripts/lines
 
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
 	@scripts/bench ./sim $(SIM)
