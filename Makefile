@@ -49,7 +49,7 @@ kills: ## 200 kills of a writing store, and of a node with fresh decisions (KILL
 	go test -race -count=$(or $(KILLS),200) -timeout 4h -run '^TestDecisionsOutliveAKill$$' ./internal/fleettest
 
 mutants: ## breaks the code in a hundred places, one after the other: an assertion must fail in each
-	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./cmd/fleetd
+	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./internal/repotest
 
 bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BENCH="-only call,idle")
 	@scripts/bench . $(BENCH)

@@ -1,4 +1,4 @@
-package main
+package repotest
 
 // coreMutants break the core packages, a few of each.
 var coreMutants = []mutant{

@@ -1,4 +1,4 @@
-package main
+package repotest
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ func TestTypesElsewhere(t *testing.T) {
 	}
 	for _, system := range []string{"linux/arm64", "windows/amd64", "darwin/arm64", "darwin/amd64"} {
 		t.Run(system, func(t *testing.T) {
-			if err := checkTypes(t, system, "."); err != nil {
+			if err := checkTypes(t, system, "../../cmd/fleetd"); err != nil {
 				t.Error(err)
 			}
 		})
