@@ -87,41 +87,41 @@ func (s *Selection) UnmarshalJSON(data []byte) error {
 // List is one page of a list.
 type List[T any] struct {
 	Items      []T    `json:"items" nullable:"false"`
-	NextCursor string `json:"next_cursor" doc:"The cursor of the next page; empty on the last one."`
+	NextCursor string `json:"next_cursor" doc:"It continues the list: give it as cursor. It is empty on the last page."`
 }
 
 // Device is one device.
 type Device struct {
 	ID              string            `json:"id" doc:"aa:bb:cc:dd:ee:ff, or another name the device gave itself."`
-	Name            string            `json:"name" doc:"What the operator calls it."`
+	Name            string            `json:"name" doc:"The operator calls the device so."`
 	Labels          map[string]string `json:"labels"`
 	State           string            `json:"state" enum:"online,offline,pending,contested"`
-	OfflineReason   string            `json:"offline_reason" doc:"Why the last connection ended; empty unless it is offline."`
-	OfflineSince    Time              `json:"offline_since" doc:"When it was last seen before it went offline; null unless it is offline, and if it never was connected."`
-	Admission       string            `json:"admission" enum:"member,revoked," doc:"Empty: it waits for approval, and never was a member."`
-	Transport       string            `json:"transport" doc:"How it is connected; empty if it is not."`
-	TransportWanted string            `json:"transport_wanted" enum:"websocket,mqtt," doc:"What it is offered at its next OTA check; empty for the node's default."`
-	Node            string            `json:"node" doc:"The node that holds it, or held it last."`
+	OfflineReason   string            `json:"offline_reason" doc:"It says why the last connection ended. It is empty unless it is offline."`
+	OfflineSince    Time              `json:"offline_since" doc:"It says when it was last seen before it went offline. It is null unless it is offline, and if it never was connected."`
+	Admission       string            `json:"admission" enum:"member,revoked," doc:"It is empty for a device that waits for approval and never was a member."`
+	Transport       string            `json:"transport" doc:"It says how it is connected. It is empty if it is not."`
+	TransportWanted string            `json:"transport_wanted" enum:"websocket,mqtt," doc:"It is offered this transport at its next OTA check. It is empty for the node's default."`
+	Node            string            `json:"node" doc:"This node holds it, or held it last."`
 	Board           string            `json:"board"`
 	Firmware        string            `json:"firmware"`
 	Client          string            `json:"client" doc:"The client that is admitted: 12 hex digits of a keyed hash of its Client-Id. Empty: the first client with a Client-Id is admitted."`
-	ClientID        string            `json:"client_id,omitempty" doc:"The admitted Client-Id, a secret: only in answers about one device, and only for administrators."`
-	Pending         []PendingClient   `json:"pending" nullable:"false" doc:"The clients that wait for approval as this device."`
+	ClientID        string            `json:"client_id,omitempty" doc:"The admitted Client-Id is a secret: only answers about one device have it, and only for administrators."`
+	Pending         []PendingClient   `json:"pending" nullable:"false" doc:"These clients wait for approval as this device."`
 	SessionID       string            `json:"session_id"`
 	MCP             DeviceMCP         `json:"mcp"`
 	Audio           DeviceAudio       `json:"audio"`
 	Credentials     Credentials       `json:"credentials"`
 	FirstSeen       Time              `json:"first_seen"`
 	LastSeen        Time              `json:"last_seen" doc:"Now, while it is connected."`
-	ConnectedAt     Time              `json:"connected_at" doc:"null unless it is connected."`
-	Revision        int64             `json:"revision" doc:"Of the last decision about it; the ETag, and what If-Match takes."`
+	ConnectedAt     Time              `json:"connected_at" doc:"It is null unless the device is connected."`
+	Revision        int64             `json:"revision" doc:"This is the revision of the last decision about it. The ETag has it, and If-Match takes it."`
 }
 
 // PendingClient is a client that waits for approval.
 type PendingClient struct {
-	Client  string `json:"client" doc:"As client of the device. Empty: it sends no Client-Id."`
-	Address string `json:"address,omitempty" doc:"That its last OTA check came from; only for keys with devices:write."`
-	Since   Time   `json:"since" doc:"When it got its activation code."`
+	Client  string `json:"client" doc:"It is made like the member client of a device. It is empty for a client that sends no Client-Id."`
+	Address string `json:"address,omitempty" doc:"Its last OTA check came from this address. Only keys with devices:write see it."`
+	Since   Time   `json:"since" doc:"It says when it got its activation code."`
 }
 
 // Approval names the client that is approved.
@@ -132,9 +132,9 @@ type Approval struct {
 // DeviceMCP is the state of a device's MCP server.
 type DeviceMCP struct {
 	State        string `json:"state" enum:"unknown,listing,ready,none,unresponsive,error"`
-	Tools        int    `json:"tools" doc:"How many tools it has."`
+	Tools        int    `json:"tools" doc:"It says how many tools it has."`
 	Catalog      string `json:"catalog" doc:"SHA-256 of its tool list; empty if it was never read."`
-	CatalogState string `json:"catalog_state" enum:"ready,stale,unknown,none,error" doc:"ready: verified on this connection; stale: known from before, and callable."`
+	CatalogState string `json:"catalog_state" enum:"ready,stale,unknown,none,error" doc:"ready means that the list was verified on this connection. stale means that it is known from before; its tools can be called."`
 	Partial      bool   `json:"partial" doc:"The list could not be read to its end."`
 	Error        string `json:"error"`
 }
@@ -148,15 +148,15 @@ type DeviceAudio struct {
 
 // Credentials are those of a device, or of the fleet.
 type Credentials struct {
-	Generation    int64 `json:"generation" doc:"Of the credentials that the device gets at its next OTA check."`
-	PreviousUntil Time  `json:"previous_until" doc:"Until then older ones are valid, too, unless the device comes with the new ones first; null: they are not."`
+	Generation    int64 `json:"generation" doc:"The device gets credentials of this generation at its next OTA check."`
+	PreviousUntil Time  `json:"previous_until" doc:"Until then older ones are valid, too, unless the device comes with the new ones first. It is null if they are not."`
 }
 
 // DeviceEdit is a change of one device; members left out stay.
 type DeviceEdit struct {
-	Name            *string   `json:"name,omitempty" doc:"At most 128 bytes."`
-	Labels          LabelEdit `json:"labels,omitempty" doc:"Merged into the labels of the device, at most 64; null removes one."`
-	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+	Name            *string   `json:"name,omitempty" doc:"The name has at most 128 bytes."`
+	Labels          LabelEdit `json:"labels,omitempty" doc:"They are merged into the labels of the device, which may have 64; null removes one."`
+	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"The device is offered this transport at its next boot. It is empty for the node's default."`
 }
 
 // LabelEdit are labels to set; nil removes one.
@@ -179,62 +179,62 @@ type EditedDevice struct {
 
 // SelectionEdit is a change of all devices of a selection.
 type SelectionEdit struct {
-	Labels          LabelEdit `json:"labels,omitempty" doc:"Merged into the labels of each device; null removes one."`
-	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"What the devices are offered at their next boot; empty for the node's default."`
+	Labels          LabelEdit `json:"labels,omitempty" doc:"They are merged into the labels of each device; null removes one."`
+	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"The devices are offered this transport at their next boot. It is empty for the node's default."`
 }
 
 // SelectionEdited is the answer to a SelectionEdit.
 type SelectionEdited struct {
 	Matched int `json:"matched" doc:"Devices that the selection selects and the key is for."`
-	Changed int `json:"changed" doc:"Those of them that are different now."`
+	Changed int `json:"changed" doc:"So many of them are different now."`
 }
 
 // FleetCounts are the numbers of devices by their values.
 type FleetCounts struct {
 	Total         int64            `json:"total" doc:"Devices that are known. Those that wait for their first approval are not among them."`
-	AsOf          Time             `json:"as_of" doc:"When they were counted."`
+	AsOf          Time             `json:"as_of" doc:"It says when they were counted."`
 	State         map[string]int64 `json:"state" doc:"online and offline make up the total. revoked, pending and contested are counted beside these; pending includes devices that were never members."`
-	OfflineReason map[string]int64 `json:"offline_reason" doc:"Of the devices that are offline. As in all members below, other has the number of devices with any less frequent value, and an empty name that of those without one."`
-	Transport     map[string]int64 `json:"transport" doc:"Of the devices that are online."`
+	OfflineReason map[string]int64 `json:"offline_reason" doc:"It counts the devices that are offline. As in all members below, other has the number of devices with any less frequent value, and an empty name that of those without one."`
+	Transport     map[string]int64 `json:"transport" doc:"It counts the devices that are online."`
 	Board         map[string]int64 `json:"board"`
 	Firmware      map[string]int64 `json:"firmware"`
-	Node          map[string]int64 `json:"node" doc:"Of the devices that are online."`
+	Node          map[string]int64 `json:"node" doc:"It counts the devices that are online."`
 	MCPState      map[string]int64 `json:"mcp_state"`
 }
 
 // Revocation is the answer to a revocation that the database did not take.
 type Revocation struct {
-	Recorded bool     `json:"recorded" doc:"Whether it is in the database."`
+	Recorded bool     `json:"recorded" doc:"It says whether it is in the database."`
 	Nodes    []string `json:"nodes" nullable:"false" doc:"The nodes where it is in force. They record it when the database answers again."`
 }
 
 // Grace is how long rotated credentials stay valid.
 type Grace struct {
-	Grace string `json:"grace,omitempty" example:"30d" doc:"A duration such as 90m, 12h or 30d, from 1m to 365d; left out: 30d."`
+	Grace string `json:"grace,omitempty" example:"30d" doc:"It is a duration such as 90m, 12h or 30d, from 1m to 365d. The default is 30d."`
 }
 
 // SecretRotation is how the fleet's secret is rotated.
 type SecretRotation struct {
-	AdminOnly bool   `json:"admin_only,omitempty" doc:"Only the admin token: devices, and what is sealed, stay as they are."`
-	Grace     string `json:"grace,omitempty" example:"30d" doc:"How long devices that did not boot since keep their credentials: a duration from 1m to 365d; left out: 30d."`
+	AdminOnly bool   `json:"admin_only,omitempty" doc:"With true, the admin token alone is changed: devices, and what is sealed, stay as they are."`
+	Grace     string `json:"grace,omitempty" example:"30d" doc:"It says how long devices that did not boot since keep their credentials: a duration from 1m to 365d. The default is 30d."`
 }
 
 // RotatedSecret is the answer to a SecretRotation.
 type RotatedSecret struct {
-	Secret        int64  `json:"secret" doc:"Number of the secret; 0 is the one of the settings."`
-	Generation    int64  `json:"generation" doc:"Of all credentials of devices from now on."`
-	PreviousUntil Time   `json:"previous_until,omitzero" doc:"When those before end."`
-	AdminToken    string `json:"admin_token" doc:"The new one. The one of this request is not valid any more."`
+	Secret        int64  `json:"secret" doc:"This is the number of the secret; 0 is the one of the settings."`
+	Generation    int64  `json:"generation" doc:"All credentials of devices have this generation from now on."`
+	PreviousUntil Time   `json:"previous_until,omitzero" doc:"The credentials before it end at this time."`
+	AdminToken    string `json:"admin_token" doc:"This is the new token. The one of this request is not valid any more."`
 }
 
 // Change is one entry of the log of decisions.
 type Change struct {
 	Revision int64           `json:"revision"`
-	Device   string          `json:"device" doc:"Empty for a decision about the fleet."`
-	Aspect   string          `json:"aspect" doc:"What was decided: join, import, admission, client, generation, name, transport, serial, label:KEY; of the fleet: key, policy, rotation."`
-	Value    json.RawMessage `json:"value" doc:"JSON; null: removed. Of an API key its id and name, of a policy its version."`
-	Who      string          `json:"who" doc:"Id of the key of the caller; admin or open; device, if it joined by itself; expiry."`
-	At       Time            `json:"at" doc:"By the clock of the node that decided."`
+	Device   string          `json:"device" doc:"It is empty for a decision about the fleet."`
+	Aspect   string          `json:"aspect" doc:"It says what was decided: join, import, admission, client, generation, name, transport, serial or label:KEY of a device; key, policy or rotation of the fleet."`
+	Value    json.RawMessage `json:"value" doc:"The value is JSON; null means that it was removed. For an API key it has the id and the name, for a policy the version."`
+	Who      string          `json:"who" doc:"This is the id of the caller's key, or one of the words admin, open, device (it joined by itself) and expiry."`
+	At       Time            `json:"at" doc:"It is by the clock of the node that decided."`
 }
 
 // Key is an API key without what proves it.
@@ -242,50 +242,50 @@ type Key struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"`
 	Scopes  []string  `json:"scopes" nullable:"false"`
-	Devices Selection `json:"devices" doc:"Which devices it is for; {}: all of them."`
-	Tools   []string  `json:"tools" nullable:"false" doc:"Globs of tools; none: all tools."`
+	Devices Selection `json:"devices" doc:"It says which devices the key is for. {} means all of them."`
+	Tools   []string  `json:"tools" nullable:"false" doc:"The key may call the tools that match one of these globs. Without any it may call all tools."`
 	State   string    `json:"state" enum:"valid,expired,revoked"`
 	Created Time      `json:"created"`
-	Expires Time      `json:"expires" doc:"null: never."`
-	Revoked Time      `json:"revoked" doc:"null: it was not."`
-	Parent  string    `json:"parent,omitempty" doc:"Of a key of the console: id of the key that it was made from, in whose name it acts and with which it ends; admin for the admin token."`
+	Expires Time      `json:"expires" doc:"It is null if that never happens."`
+	Revoked Time      `json:"revoked" doc:"It is null if the key was not revoked."`
+	Parent  string    `json:"parent,omitempty" doc:"A key of the console acts in the name of the key with this id, and ends with it; admin is the admin token."`
 }
 
 // CreatedKey is a new key with its token.
 type CreatedKey struct {
 	Key
-	Token string `json:"token" doc:"Shown this once, and stored nowhere."`
+	Token string `json:"token" doc:"The token is shown this once, and stored nowhere."`
 }
 
 // NewKey describes a new key.
 type NewKey struct {
-	Name    string     `json:"name" example:"lab dashboard" doc:"1 to 64 letters, digits, blanks and . _ @ -; refusals and the audit quote it."`
+	Name    string     `json:"name" example:"lab dashboard" doc:"The name has 1 to 64 letters, digits, blanks and . _ @ -. Refusals and the audit quote it."`
 	Scopes  []string   `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin, photos:read, broker."`
-	Devices Selection  `json:"devices,omitzero" doc:"Only these devices."`
-	Tools   []string   `json:"tools,omitempty" doc:"Only tools that one of these globs matches."`
+	Devices Selection  `json:"devices,omitzero" doc:"The key sees and changes only these devices."`
+	Tools   []string   `json:"tools,omitempty" doc:"The key may call only the tools that one of these globs matches."`
 	Expires *time.Time `json:"expires,omitempty" doc:"Without it the key lasts until it is revoked."`
 }
 
 // Self is the caller.
 type Self struct {
 	Name    string    `json:"name"`
-	Key     string    `json:"key" doc:"Id of the API key; admin for the admin token, open where no token is required."`
+	Key     string    `json:"key" doc:"This is the id of the API key. It is admin for the admin token, and open where no token is required."`
 	Scopes  []string  `json:"scopes" nullable:"false"`
-	Devices Selection `json:"devices" doc:"Which devices it is for; {}: all of them."`
-	Tools   []string  `json:"tools" nullable:"false" doc:"Globs of tools; none: all tools."`
-	Expires Time      `json:"expires" doc:"null: never."`
+	Devices Selection `json:"devices" doc:"It says which devices the key is for. {} means all of them."`
+	Tools   []string  `json:"tools" nullable:"false" doc:"The key may call the tools that match one of these globs. Without any it may call all tools."`
+	Expires Time      `json:"expires" doc:"It is null if that never happens."`
 	Admin   bool      `json:"admin" doc:"The caller may do everything."`
 	Through string    `json:"through,omitempty" doc:"Id of the console key that is used, if it is one."`
 }
 
 // NewConsoleCode describes a one-time code of the console.
 type NewConsoleCode struct {
-	Scopes []string `json:"scopes,omitempty" doc:"Only these scopes of the caller; left out: all of them."`
+	Scopes []string `json:"scopes,omitempty" doc:"The key gets only these scopes of the caller. Without the member it gets all of them."`
 }
 
 // ConsoleCode is a one-time code.
 type ConsoleCode struct {
-	Code    string    `json:"code" doc:"For the address of the console: /console/#code=CODE."`
+	Code    string    `json:"code" doc:"It belongs into the address of the console: /console/#code=CODE."`
 	Expires time.Time `json:"expires" doc:"Unless it is used before, which works once."`
 }
 
@@ -304,10 +304,10 @@ type PolicyVersion struct {
 
 // AuditEntry is one entry of the audit.
 type AuditEntry struct {
-	Run       string          `json:"run" doc:"One start of a node."`
+	Run       string          `json:"run" doc:"A run is one start of a node."`
 	Node      string          `json:"node"`
 	Seq       int64           `json:"seq" doc:"Counts the entries of the run, from 1."`
-	At        time.Time       `json:"at" doc:"When it began."`
+	At        time.Time       `json:"at" doc:"It began at this time."`
 	Kind      string          `json:"kind"`
 	Call      string          `json:"call,omitempty" doc:"The id of the call."`
 	Action    string          `json:"action" doc:"The tool or method that was called, the message's type, or what was done."`
@@ -317,27 +317,27 @@ type AuditEntry struct {
 	Via       string          `json:"via,omitempty"`
 	From      string          `json:"from,omitempty"`
 	Through   string          `json:"through,omitempty" doc:"Id of the console key that the caller used."`
-	Digest    string          `json:"digest,omitempty" doc:"SHA-256 of the arguments."`
-	Arguments json.RawMessage `json:"arguments,omitempty" doc:"Where the policy's audit_arguments names the tool."`
+	Digest    string          `json:"digest,omitempty" doc:"This is the SHA-256 of the arguments."`
+	Arguments json.RawMessage `json:"arguments,omitempty" doc:"The arguments are recorded where the policy's audit_arguments names the tool."`
 	Cut       bool            `json:"arguments_cut,omitempty"`
 	Outcome   string          `json:"outcome"`
-	Rule      string          `json:"rule,omitempty" doc:"What refused."`
+	Rule      string          `json:"rule,omitempty" doc:"This rule refused it."`
 	Detail    string          `json:"detail,omitempty"`
-	Held      string          `json:"held,omitempty" doc:"The node that held the device, if another."`
+	Held      string          `json:"held,omitempty" doc:"This node held the device, if it was another one."`
 	Duration  int64           `json:"duration_ns,omitempty"`
-	Count     int64           `json:"count,omitempty" doc:"How many entries it represents."`
+	Count     int64           `json:"count,omitempty" doc:"It stands for so many entries."`
 }
 
 // NewChip is one line of an import of chip keys.
 type NewChip struct {
-	Serial string `json:"serial" doc:"As burnt into the chip: 1 to 64 of [A-Za-z0-9._-]."`
-	Key    string `json:"key" doc:"eFuse block KEY0, 64 hex digits. It is stored encrypted and never shown."`
-	Device string `json:"device,omitempty" doc:"The device that it proves; left out: the first one that it does."`
+	Serial string `json:"serial" doc:"This is the number that was burnt into the chip: 1 to 64 of [A-Za-z0-9._-]."`
+	Key    string `json:"key" doc:"This is the eFuse block KEY0 in 64 hex digits. It is stored encrypted and never shown."`
+	Device string `json:"device,omitempty" doc:"The chip proves this device. Without the member it proves the first one that it does."`
 }
 
 // NewChips is an import of chip keys.
 type NewChips struct {
-	Items []NewChip `json:"items" nullable:"false" doc:"At most 1000, and 64 KiB. All are imported or none."`
+	Items []NewChip `json:"items" nullable:"false" doc:"The list has at most 1000 lines and 64 KiB. All are imported or none."`
 }
 
 // Imported is the answer to NewChips.
@@ -348,20 +348,20 @@ type Imported struct {
 // Chip is one line of the list of chips.
 type Chip struct {
 	Serial     string `json:"serial"`
-	Device     string `json:"device" doc:"The device that it proves; empty until the first proof."`
+	Device     string `json:"device" doc:"The chip proves this device. It is empty until the first proof."`
 	ImportedAt Time   `json:"imported_at"`
-	BoundAt    Time   `json:"bound_at" doc:"null while it proves none."`
+	BoundAt    Time   `json:"bound_at" doc:"It is null while the chip proves no device."`
 }
 
 // Photo is one stored upload.
 type Photo struct {
 	ID       string `json:"id"`
 	Device   string `json:"device"`
-	Question string `json:"question" doc:"What the device was asked to look for."`
+	Question string `json:"question" doc:"The device was asked to look for this."`
 	Bytes    int64  `json:"bytes"`
 	SHA256   string `json:"sha256"`
 	Kind     string `json:"kind" enum:"camera,snapshot"`
-	TakenAt  Time   `json:"taken_at" doc:"When it arrived."`
+	TakenAt  Time   `json:"taken_at" doc:"It arrived at this time."`
 }
 
 // Node is one node.
@@ -369,15 +369,15 @@ type Node struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	Started Time   `json:"started"`
-	Devices int    `json:"devices" doc:"Connected devices."`
-	API     string `json:"api" doc:"Where its API is."`
+	Devices int    `json:"devices" doc:"So many devices are connected."`
+	API     string `json:"api" doc:"It says where its API is."`
 }
 
 // Diagnosis is what a device gets at its OTA check.
 type Diagnosis struct {
-	OTAURL   string          `json:"ota_url" doc:"The URL to type into a device."`
+	OTAURL   string          `json:"ota_url" doc:"This is the URL to type into a device."`
 	Device   string          `json:"device"`
-	Status   int             `json:"status" doc:"The HTTP status of the reply."`
+	Status   int             `json:"status" doc:"This is the HTTP status of the reply."`
 	Reply    json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
 	Findings []Finding       `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
 }
@@ -397,7 +397,7 @@ type LogLevel struct {
 // Readiness is the answer of /readyz.
 type Readiness struct {
 	Ready bool              `json:"ready"`
-	Down  map[string]string `json:"down" nullable:"false" doc:"What is down, and why."`
+	Down  map[string]string `json:"down" nullable:"false" doc:"It says what is down, and why."`
 }
 
 // ToolList is a device's tools.
@@ -418,33 +418,33 @@ type StoredCatalog struct {
 type HistoryEntry struct {
 	Catalog  string `json:"catalog" doc:"SHA-256 of the tool list."`
 	Firmware string `json:"firmware"`
-	ELF      string `json:"elf_sha256" doc:"SHA-256 of the firmware image."`
+	ELF      string `json:"elf_sha256" doc:"This is the SHA-256 of the firmware image."`
 	Partial  bool   `json:"partial"`
 	Since    Time   `json:"since"`
 }
 
 // ToolCall is the body of a tool call.
 type ToolCall struct {
-	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool's arguments, by the tool's inputSchema."`
+	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool gets these arguments, as its inputSchema describes them."`
 	Timeout   string                     `json:"timeout,omitempty" example:"10s" doc:"A Go duration, waiting included: 30s by default, 75s for camera tools, at most 300s."`
 
-	Confirmation string `json:"confirmation,omitempty" doc:"What an earlier answer confirmation_required contained: this call, and no other, then passes once."`
-	Later        string `json:"later,omitempty" example:"24h" doc:"If the device is not connected, the call becomes a job: it is made when the device is back, at most this much later, 1s to 30d. The answer is then 202 with the job. Needs the scope jobs, too."`
+	Confirmation string `json:"confirmation,omitempty" doc:"An earlier answer confirmation_required contained it. This call, and no other, then passes once."`
+	Later        string `json:"later,omitempty" example:"24h" doc:"If the device is not connected, the call becomes a job: it is made when the device is back, at most this much later, 1s to 30d. The answer is then 202 with the job. The key needs the scope jobs, too."`
 }
 
 // QueuedCall is the answer to a call that is made later.
 type QueuedCall struct {
-	Job string `json:"job" doc:"Id of the job."`
+	Job string `json:"job" doc:"This is the id of the job."`
 }
 
 // ToolResult is the answer of a tool.
 type ToolResult struct {
 	Content    []json.RawMessage `json:"content" nullable:"false" doc:"MCP content items, as the device sent them."`
 	IsError    bool              `json:"isError" doc:"The tool failed on the device; the content has the reason."`
-	Outcome    string            `json:"outcome,omitempty" doc:"restarting: the tool restarts the device, which therefore never answers."`
+	Outcome    string            `json:"outcome,omitempty" doc:"restarting means that the tool restarts the device, which therefore never answers."`
 	DurationMS float64           `json:"duration_ms" doc:"Milliseconds, waiting included."`
 	Call       string            `json:"call" doc:"The id of the call, in the audit and in logs; also in the header Fleetd-Call."`
-	Node       string            `json:"node" doc:"The node that held the device."`
+	Node       string            `json:"node" doc:"This node held the device."`
 }
 
 // RPC is the body of any MCP request.
@@ -453,14 +453,14 @@ type RPC struct {
 	Params  map[string]json.RawMessage `json:"params,omitempty"`
 	Timeout string                     `json:"timeout,omitempty" example:"10s"`
 
-	Confirmation string `json:"confirmation,omitempty" doc:"As for a tool call."`
+	Confirmation string `json:"confirmation,omitempty" doc:"It is the same as for a tool call."`
 }
 
 // RPCResult is a device's answer to an RPC: either Result or Error is there.
 type RPCResult struct {
 	Result json.RawMessage `json:"result,omitempty" doc:"JSON-RPC result of the device's answer."`
 	Error  json.RawMessage `json:"error,omitempty" doc:"JSON-RPC error object of the device's answer, in place of result."`
-	Call   string          `json:"call" doc:"The id of the request, in the audit and in logs; also in the header Fleetd-Call."`
+	Call   string          `json:"call" doc:"The audit and logs have this id of the request; the header Fleetd-Call has it, too."`
 }
 
 // LineFault is a fault in a file. Line and Column count from 1, columns in bytes; Column is 0 if the fault
@@ -473,25 +473,25 @@ type LineFault struct {
 
 // ImportReport is the result of an import. Of a refused file it has the faults alone.
 type ImportReport struct {
-	Rows         int64       `json:"rows" doc:"Devices in the file."`
+	Rows         int64       `json:"rows" doc:"The file has so many devices."`
 	Created      int64       `json:"created"`
 	Changed      int64       `json:"changed"`
 	Unchanged    int64       `json:"unchanged"`
-	FirstClients int64       `json:"first_clients" doc:"Rows of members without a client_id: the first client that connects with the id is admitted, also with --admission approve."`
-	Refused      int64       `json:"refused" doc:"Rows with a fault."`
-	Faults       []LineFault `json:"faults" nullable:"false" doc:"At most 1000 of them."`
+	FirstClients int64       `json:"first_clients" doc:"So many members have no client_id in the file: the first client that connects with the id is admitted, also with --admission approve."`
+	Refused      int64       `json:"refused" doc:"So many rows have a fault."`
+	Faults       []LineFault `json:"faults" nullable:"false" doc:"The list has at most 1000 faults."`
 }
 
 // AuditReport is the result of a verification.
 type AuditReport struct {
 	Intact  bool  `json:"intact" doc:"Nothing is missing between the blocks of any run, and none was changed."`
-	Runs    int   `json:"runs" doc:"Starts of nodes."`
+	Runs    int   `json:"runs" doc:"Nodes started so many times."`
 	Blocks  int   `json:"blocks"`
 	Entries int64 `json:"entries"`
 	Dropped int64 `json:"dropped" doc:"Entries dropped while the database was unreachable, as recorded by the nodes."`
 	// Headless and Unended are not faults: old blocks are deleted, nodes are running, and some are
 	// killed.
-	Headless int      `json:"headless" doc:"Runs without their beginning: it was deleted because of its age, or is before the requested time."`
+	Headless int      `json:"headless" doc:"So many runs lack their beginning: it was deleted because of its age, or is before the requested time."`
 	Unended  []string `json:"unended" nullable:"false" doc:"Runs without a recorded stop: they are still running, were killed, or their end is missing."`
-	Faults   []string `json:"faults" nullable:"false" doc:"What is missing or was modified, at most 100."`
+	Faults   []string `json:"faults" nullable:"false" doc:"It says what is missing or was modified, at most 100."`
 }

@@ -10,19 +10,19 @@ import (
 // JobSpec is a job as people write it: an action, for a selection of devices, at a
 // time, at a pace, with an end. The server fills in defaults.
 type JobSpec struct {
-	Action  JobAction  `json:"action" doc:"What is done on each device: exactly one member."`
+	Action  JobAction  `json:"action" doc:"It says what is done on each device: exactly one member."`
 	Select  string     `json:"select,omitempty" doc:"The devices, as in GET /v1/devices?select=. Either select or devices." example:"room=lab"`
-	Devices []string   `json:"devices,omitempty" maxItems:"1000" doc:"The devices by id, at most 1,000."`
+	Devices []string   `json:"devices,omitempty" maxItems:"1000" doc:"These are the ids of the devices, at most 1,000."`
 	Follow  bool       `json:"follow,omitempty" doc:"Devices that come to match later get a task, too; the job ends at when.until."`
 	When    *JobWhen   `json:"when,omitempty"`
 	Pace    *JobPace   `json:"pace,omitempty"`
 	Stages  []JobStage `json:"stages,omitempty" maxItems:"20" doc:"The job goes on in stages; each opens as many tasks as it wants successes."`
-	Stop    *JobStop   `json:"stop,omitempty" doc:"When the job halts by itself. Tasks with the outcomes failed and unknown count."`
+	Stop    *JobStop   `json:"stop,omitempty" doc:"It says when the job halts by itself. Tasks with the outcomes failed and unknown count."`
 	Retry   *JobRetry  `json:"retry,omitempty"`
 	Busy    string     `json:"busy,omitempty" enum:"wait,skip" doc:"While a conversation is open on the device: wait for its end (the default of restart), or end the task as refused."`
 	// Repeatable permits a second call after an unknown outcome.
 	Repeatable bool   `json:"repeatable,omitempty" doc:"The action may run twice without harm: an unknown outcome is retried as a failed one."`
-	Note       string `json:"note,omitempty" maxLength:"1000" doc:"For people."`
+	Note       string `json:"note,omitempty" maxLength:"1000" doc:"The note is for people; fleetd does not read it."`
 }
 
 // NewJob is the body of POST /v1/jobs.
@@ -33,49 +33,49 @@ type NewJob struct {
 
 // JobAction is what a job does on each device: one of the members.
 type JobAction struct {
-	Call    *JobCall        `json:"call,omitempty" doc:"Calls a tool."`
-	Message json.RawMessage `json:"message,omitempty" doc:"Sends a message, as POST /v1/devices/{device}/messages."`
-	Restart *JobRestart     `json:"restart,omitempty" doc:"Restarts the device."`
+	Call    *JobCall        `json:"call,omitempty" doc:"The job calls a tool."`
+	Message json.RawMessage `json:"message,omitempty" doc:"The job sends a message, as POST /v1/devices/{device}/messages does."`
+	Restart *JobRestart     `json:"restart,omitempty" doc:"The job restarts the device."`
 }
 
 // JobCall is a call of one tool.
 type JobCall struct {
 	Tool      string          `json:"tool" minLength:"1" maxLength:"256"`
-	Arguments json.RawMessage `json:"arguments,omitempty" doc:"An object, as the tool's schema describes it."`
-	Timeout   string          `json:"timeout,omitempty" doc:"Of each call, 1s to 300s; as in POST .../call." example:"30s"`
+	Arguments json.RawMessage `json:"arguments,omitempty" doc:"It is an object, as the tool's schema describes it."`
+	Timeout   string          `json:"timeout,omitempty" doc:"Each call has this timeout, 1s to 300s, as in POST .../call." example:"30s"`
 }
 
 // JobRestart restarts a device.
 type JobRestart struct {
-	When string `json:"when,omitempty" enum:"idle,now" doc:"idle (default): when no conversation is open."`
+	When string `json:"when,omitempty" enum:"idle,now" doc:"idle, the default, waits until no conversation is open."`
 }
 
 // JobWhen is when a job runs.
 type JobWhen struct {
-	At       Time       `json:"at,omitzero" doc:"Not before this time."`
-	Cron     string     `json:"cron,omitempty" doc:"Repeats: five fields, minute hour day month weekday." example:"0 7 * * 1-5"`
-	Timezone string     `json:"timezone,omitempty" doc:"Of cron and window, such as Europe/Berlin; default: the nodes' --timezone, or UTC if that is empty."`
+	At       Time       `json:"at,omitzero" doc:"No task begins before this time."`
+	Cron     string     `json:"cron,omitempty" doc:"The job repeats at these times: five fields, minute hour day month weekday." example:"0 7 * * 1-5"`
+	Timezone string     `json:"timezone,omitempty" doc:"cron and window are read in this time zone, such as Europe/Berlin. The default is the nodes' --timezone, or UTC if that is empty."`
 	Until    Time       `json:"until,omitzero" doc:"Tasks that have not begun by then expire; default 24 hours after at or the creation, at most 30 days. With cron or follow: the end of the job, at most 10 years."`
 	Window   *JobWindow `json:"window,omitempty" doc:"Tasks begin only inside it."`
 }
 
 // JobWindow is a time that repeats.
 type JobWindow struct {
-	Cron string `json:"cron" doc:"Its beginnings: five fields." example:"0 2 * * *"`
-	For  string `json:"for" doc:"How long it is open, 1m to 7d." example:"3h"`
+	Cron string `json:"cron" doc:"The window begins at these times: five fields." example:"0 2 * * *"`
+	For  string `json:"for" doc:"It says how long it is open, 1m to 7d." example:"3h"`
 }
 
 // JobPace limits how fast tasks begin, over all nodes.
 type JobPace struct {
-	Rate        string `json:"rate,omitempty" doc:"Tasks per second, minute or hour: 20/s, 30/m, 100/h; unlimited: no limit. Default 20/s." example:"30/m"`
+	Rate        string `json:"rate,omitempty" doc:"So many tasks begin in a second, a minute or an hour: 20/s, 30/m, 100/h. unlimited sets no limit. The default is 20/s." example:"30/m"`
 	Concurrency int    `json:"concurrency,omitempty" minimum:"0" maximum:"100000" doc:"Tasks that run at once; default 32, or stop.failed if that is less."`
 }
 
 // JobStage is a part of a job's devices that comes before the rest.
 type JobStage struct {
-	OK   Amount `json:"ok" doc:"How many tasks must end ok before the next stage, in all: a number, or a share such as 5%."`
-	Soak string `json:"soak,omitempty" doc:"How long to wait after them." example:"30m"`
-	Hold bool   `json:"hold,omitempty" doc:"Wait for POST .../advance before the next stage."`
+	OK   Amount `json:"ok" doc:"It says how many tasks must end ok before the next stage, in all: a number, or a share such as 5%."`
+	Soak string `json:"soak,omitempty" doc:"It says how long to wait after them." example:"30m"`
+	Hold bool   `json:"hold,omitempty" doc:"With true, the job waits for POST .../advance before the next stage."`
 }
 
 // JobStop is when a job halts by itself: at so many failures, or at a share of the tasks
@@ -88,8 +88,8 @@ type JobStop struct {
 
 // JobRetry is how failed tasks are repeated.
 type JobRetry struct {
-	Failed int    `json:"failed,omitempty" minimum:"0" maximum:"10" doc:"How often a failed task is repeated."`
-	After  string `json:"after,omitempty" doc:"The pause before; default 1m." example:"10m"`
+	Failed int    `json:"failed,omitempty" minimum:"0" maximum:"10" doc:"It says how often a failed task is repeated."`
+	After  string `json:"after,omitempty" doc:"So long a pause is before the repetition. The default is 1m." example:"10m"`
 }
 
 // Amount is a number of tasks, or a share of them.
@@ -146,18 +146,18 @@ func (a *Amount) UnmarshalJSON(data []byte) (err error) {
 type Job struct {
 	ID        string    `json:"id"`
 	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Reason    string    `json:"reason" doc:"Why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
-	Spec      JobSpec   `json:"spec" doc:"As given, with defaults filled in."`
-	Stage     int       `json:"stage" doc:"The current stage, from 1; 0 without stages."`
-	Round     int64     `json:"round" doc:"How often a repeating job has fired; else 0."`
-	NextAt    Time      `json:"next_at" doc:"When it fires next, or begins; null if it has."`
+	Reason    string    `json:"reason" doc:"It says why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
+	Spec      JobSpec   `json:"spec" doc:"It is the job as it was given, with the defaults filled in."`
+	Stage     int       `json:"stage" doc:"This is the current stage, from 1. It is 0 without stages."`
+	Round     int64     `json:"round" doc:"It says how often a repeating job has fired. It is 0 otherwise."`
+	NextAt    Time      `json:"next_at" doc:"It says when it fires next, or begins. It is null if it has."`
 	Until     Time      `json:"until"`
 	Counts    JobCounts `json:"counts"`
 	Missed    int64     `json:"missed" doc:"Firings that no node was there for, or that came while the round before was prepared."`
-	CreatedBy string    `json:"created_by" doc:"Name of the key."`
+	CreatedBy string    `json:"created_by" doc:"This is the name of the key."`
 	CreatedAt Time      `json:"created_at"`
-	BegunAt   Time      `json:"begun_at" doc:"When its first task began; null if none has."`
-	EndedAt   Time      `json:"ended_at" doc:"null while it is open."`
+	BegunAt   Time      `json:"begun_at" doc:"Its first task began at this time. It is null if none has."`
+	EndedAt   Time      `json:"ended_at" doc:"It is null while the job is open."`
 }
 
 // JobCounts are the numbers of a job's tasks, over all rounds that are kept.
@@ -182,15 +182,15 @@ type Task struct {
 	Round      int64  `json:"round"`
 	Device     string `json:"device"`
 	State      string `json:"state" enum:"waiting,running,ended"`
-	Reason     string `json:"reason" doc:"Why it waits; empty unless it does." enum:",offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
-	DueAt      Time   `json:"due_at" doc:"Not before; null if it is due."`
+	Reason     string `json:"reason" doc:"It says why it waits. It is empty unless it does." enum:",offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
+	DueAt      Time   `json:"due_at" doc:"The task does not begin before this time. It is null if the task is due."`
 	Attempt    int    `json:"attempt"`
-	Outcome    string `json:"outcome" doc:"How it ended; empty while it is open." enum:",ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
+	Outcome    string `json:"outcome" doc:"It says how it ended. It is empty while it is open." enum:",ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
 	Code       string `json:"code" doc:"The error code, or tool_error, or sent: written, and devices do not answer it."`
 	Detail     string `json:"detail"`
-	Result     string `json:"result" doc:"The text that the tool answered, at most 4 KiB."`
+	Result     string `json:"result" doc:"The tool answered this text, at most 4 KiB of it."`
 	Late       bool   `json:"late,omitempty" doc:"The answer came after the call's deadline."`
-	Node       string `json:"node" doc:"The node that began it last."`
+	Node       string `json:"node" doc:"This node began it last."`
 	Call       string `json:"call" doc:"Id of the last call, as in the audit."`
 	BegunAt    Time   `json:"begun_at"`
 	EndedAt    Time   `json:"ended_at"`
@@ -199,14 +199,14 @@ type Task struct {
 
 // JobPlan is what a dry run reports.
 type JobPlan struct {
-	Spec      JobSpec      `json:"spec" doc:"With defaults filled in."`
-	Devices   int64        `json:"devices" doc:"How many devices the selection has now."`
-	Online    int64        `json:"online" doc:"Of these, how many are connected."`
-	AtRisk    int64        `json:"at_risk" doc:"How many devices can fail or get lost before the job halts by itself."`
+	Spec      JobSpec      `json:"spec" doc:"The defaults are filled in."`
+	Devices   int64        `json:"devices" doc:"It says how many devices the selection has now."`
+	Online    int64        `json:"online" doc:"It says how many of these are connected."`
+	AtRisk    int64        `json:"at_risk" doc:"It says how many devices can fail or get lost before the job halts by itself."`
 	NextAt    Time         `json:"next_at"`
-	Refusals  []JobRefusal `json:"refusals" nullable:"false" doc:"What would be refused, by reason."`
+	Refusals  []JobRefusal `json:"refusals" nullable:"false" doc:"It says what would be refused, by reason."`
 	Confirm   []string     `json:"confirm" nullable:"false" doc:"Rules that ask for a confirmation of the job."`
-	Estimated string       `json:"estimated" doc:"How long the pace takes for the connected devices."`
+	Estimated string       `json:"estimated" doc:"It says how long the pace takes for the connected devices."`
 }
 
 // JobRefusal is a reason for which tasks would be refused.
@@ -214,7 +214,7 @@ type JobRefusal struct {
 	Code    string   `json:"code"`
 	Detail  string   `json:"detail"`
 	Count   int64    `json:"count"`
-	Devices []string `json:"devices" nullable:"false" doc:"The first ten."`
+	Devices []string `json:"devices" nullable:"false" doc:"The list has the first ten."`
 }
 
 // JobEdit changes a job that has not ended; absent members stay.

@@ -104,7 +104,7 @@ func (v *Verifier) fault(sentence string) {
 // NeedsKey reports whether there were blocks but no key to verify them.
 func (v *Verifier) NeedsKey() bool { return v.report.Blocks > 0 && len(v.Key) == 0 }
 
-// api.AuditReport ends the verification and returns its result.
+// Report ends the verification and returns its result.
 func (v *Verifier) Report() api.AuditReport {
 	v.endRun()
 	v.last.Run = ""

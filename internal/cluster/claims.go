@@ -92,7 +92,7 @@ type recentNews struct {
 	sent bool
 }
 
-// Tell publishes news to every other node.
+// PublishNews publishes news to every other node.
 func (l *Link) PublishNews(n devices.News) {
 	if l.opt.SingleNode {
 		return

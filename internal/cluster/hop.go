@@ -310,7 +310,7 @@ func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
 	return remoteError(data)
 }
 
-// Ask requests information about a device from the node that holds it.
+// Query requests information about a device from the node that holds it.
 func (l *Link) Query(ctx context.Context, id devices.ID, q devices.Query) ([]byte, error) {
 	data, err := l.request(ctx, id, string(q), access.Principal{Caller: access.Fleet}, command{}, nil)
 	if err != nil {

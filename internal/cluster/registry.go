@@ -86,7 +86,7 @@ func (p *Peers) send(verb string, m registryMessage) bool {
 	return l.opt.IsConnected() && l.broadcast(l.registrySubject(verb, l.opt.Node), verb, "", body) == nil
 }
 
-// Tell publishes changes that this node committed.
+// Publish publishes changes that this node committed.
 func (p *Peers) Publish(list []devices.Change) {
 	l := p.link
 	if l.opt.SingleNode {
@@ -111,7 +111,7 @@ func (p *Peers) Revoke(ctx context.Context, r registry.Revocation) (nodes []stri
 	return nodes
 }
 
-// Ask requests the changes of other nodes after a position. If NATS is not connected,
+// Query requests the changes of other nodes after a position. If NATS is not connected,
 // as during startup, it waits until ctx ends.
 func (p *Peers) Query(ctx context.Context, at devices.Position) (answers []registry.PeerAnswer) {
 	for !p.link.opt.SingleNode && !p.link.opt.IsConnected() {

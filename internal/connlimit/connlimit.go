@@ -37,7 +37,7 @@ func NewAdmissionQueue(l QueueLimits) *AdmissionQueue {
 	return &AdmissionQueue{limits: l, limit: rate.NewLimiter(rate.Limit(l.Rate), l.Burst)}
 }
 
-// Acquire returns nil when the connection is admitted, or ErrFull.
+// Enter returns nil when the connection is admitted, or ErrFull.
 func (r *AdmissionQueue) Enter(ctx context.Context) error {
 	if r.limit.Allow() {
 		return nil

@@ -201,7 +201,7 @@ func (p *Ports) Claimed() []devices.Claim {
 	return slices.Clone(p.Claims)
 }
 
-// Tell implements fleet.Directory.
+// PublishNews implements fleet.Directory.
 func (p *Ports) PublishNews(n devices.News) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,7 +228,7 @@ func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult,
 // ForwardMessage implements fleet.Router.
 func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
 
-// Ask fails like any Router without other nodes, after AskTime.
+// Query fails like any Router without other nodes, after AskTime.
 func (p *Ports) Query(ctx context.Context, _ devices.ID, _ devices.Query) ([]byte, error) {
 	p.mu.Lock()
 	p.Asked++
@@ -264,7 +264,7 @@ func (p *Ports) PublishAudio(topic, session string, seq uint64, f envelope.Frame
 	return true
 }
 
-// Heard returns the frames of devices published so far, oldest first.
+// Frames returns the frames of devices published so far, oldest first.
 func (p *Ports) Frames() []Audio {
 	p.mu.Lock()
 	defer p.mu.Unlock()

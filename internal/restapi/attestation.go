@@ -17,7 +17,7 @@ type importInput struct{ Body api.NewChips }
 type listChipsInput struct{ Page }
 
 type chipInput struct {
-	Serial string `path:"serial" doc:"Serial number."`
+	Serial string `path:"serial" doc:"This is the serial number of the chip."`
 }
 
 func (s *Server) attestationRoutes() {

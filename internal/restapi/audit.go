@@ -29,8 +29,8 @@ const pathAuditExport = "/v1/audit/export"
 
 // AuditRange is the time that entries are wanted of.
 type AuditRange struct {
-	Since string `query:"since" doc:"No entries before then: RFC 3339, or a duration before now, such as 1h or 7d."`
-	Until string `query:"until" doc:"No entries after then: RFC 3339, or a duration before now."`
+	Since string `query:"since" doc:"Entries before then are left out. It is RFC 3339, or a duration before now, such as 1h or 7d."`
+	Until string `query:"until" doc:"Entries after then are left out. It is RFC 3339, or a duration before now."`
 }
 
 // auditRange is the time of a request for entries; zero: without bound.
@@ -47,11 +47,11 @@ func (in *AuditRange) parse(now time.Time) (r auditRange, err error) {
 type listAuditInput struct {
 	AuditRange
 	Page
-	Device  string `query:"device" doc:"Device id."`
+	Device  string `query:"device" doc:"This is the id of a device."`
 	Key     string `query:"key" doc:"Id or name of the caller's key; or admin, open, voice, gateway."`
 	Kind    string `query:"kind" enum:"call,message,device,key,policy,refusal,run,credential"`
 	Action  string `query:"action" doc:"The tool or method that was called, the message's type, or what was done."`
-	Outcome string `query:"outcome" doc:"ok, tool_error, or the code of a refusal or failure."`
+	Outcome string `query:"outcome" doc:"The outcome is ok, tool_error, or the code of a refusal or failure."`
 }
 
 func (s *Server) auditRoutes() {

@@ -65,7 +65,7 @@ func (s *Server) bulkRoutes() {
 }
 
 type importFile struct {
-	Partial bool `query:"partial" doc:"Import the rows without a fault."`
+	Partial bool `query:"partial" doc:"With true, the rows without a fault are imported."`
 	Replace bool `query:"replace_client" doc:"A row may replace the client of a member, whose credentials end, and admit a device that was revoked."`
 }
 

@@ -18,13 +18,13 @@ import (
 type deviceChangesInput struct {
 	DevicePath
 	Page
-	Since string `query:"since" doc:"Only changes since then: RFC 3339, or a duration before now, such as 1h or 7d."`
+	Since string `query:"since" doc:"The list has only changes since then. It is RFC 3339, or a duration before now, such as 1h or 7d."`
 }
 
 type changesInput struct {
 	Page
-	Since string `query:"since" doc:"Only changes since then: RFC 3339, or a duration before now, such as 1h or 7d. Without since and after the list begins with the oldest change that is kept."`
-	After int64  `query:"after" minimum:"0" doc:"Only changes with a higher revision."`
+	Since string `query:"since" doc:"The list has only changes since then. It is RFC 3339, or a duration before now, such as 1h or 7d. Without since and after the list begins with the oldest change that is kept."`
+	After int64  `query:"after" minimum:"0" doc:"The list has only changes with a higher revision."`
 }
 
 func (s *Server) changeRoutes() {

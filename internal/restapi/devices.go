@@ -55,20 +55,20 @@ func clientOf(v *devices.View) string { return cmp.Or(v.Device.ClientID, v.Prese
 
 // DevicePath names a device in a path.
 type DevicePath struct {
-	Device string `path:"device" doc:"Device id: a MAC address in any notation, or the device's own name."`
+	Device string `path:"device" doc:"The id of a device is a MAC address in any notation, or the device's own name."`
 }
 
 type listDevicesInput struct {
 	Page
 	Selection
-	Sort      string `query:"sort" enum:"id,name,last_seen,offline_since" default:"id" doc:"Ascending. last_seen and offline_since list the devices that are offline."`
-	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or another client of it. contested: a cloned id, fought over now."`
+	Sort      string `query:"sort" enum:"id,name,last_seen,offline_since" default:"id" doc:"The order is ascending. last_seen and offline_since list the devices that are offline."`
+	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending means that the device, or another client of it, waits for approval. contested means that two devices have the same id now."`
 	Transport string `query:"transport" enum:"websocket,mqtt"`
-	Reason    string `query:"reason" doc:"Why it is offline, as in offline_reason."`
-	Node      string `query:"node" doc:"The node that holds it."`
+	Reason    string `query:"reason" doc:"It says why it is offline, as in offline_reason."`
+	Node      string `query:"node" doc:"This node holds it."`
 	Board     string `query:"board"`
 	Firmware  string `query:"firmware"`
-	Label     string `query:"label" doc:"key, or key=value."`
+	Label     string `query:"label" doc:"It is a key, or key=value."`
 	Q         string `query:"q" doc:"Part of id, name or board, without regard to case."`
 }
 

@@ -31,12 +31,12 @@ const (
 const pathEvents = "/v1/events"
 
 type followInput struct {
-	Device string    `query:"device" doc:"Only events of this device, and of its tasks."`
-	Kind   eventKind `query:"type" doc:"Only events of this kind; those of jobs have no device."`
-	Batch  string    `query:"batch" doc:"An interval from 100ms to 5s, such as 500ms: instead of single events, one event 'changes' with {events: [{type, data}], replaced, omitted} in each, for pages. Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others); of more than 500 events the newest are, and omitted counts the others."`
+	Device string    `query:"device" doc:"The stream has only events of this device, and of its tasks."`
+	Kind   eventKind `query:"type" doc:"The stream has only events of this kind; those of jobs have no device."`
+	Batch  string    `query:"batch" doc:"It is an interval from 100ms to 5s, such as 500ms, for pages: instead of single events, the stream has one event 'changes' with {events: [{type, data}], replaced, omitted} in each interval. Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others). Of more than 500 events the newest are in it, and omitted counts the others."`
 	Last   string    `header:"Last-Event-ID" doc:"The id of the last event that was received, or 0."`
-	LastID string    `query:"last_event_id" doc:"As the header, which wins."`
-	Since  string    `query:"since" doc:"Begin with the events of then: RFC 3339, or a duration before now, such as 1h. An id to resume after wins."`
+	LastID string    `query:"last_event_id" doc:"It is the same as the header, which wins."`
+	Since  string    `query:"since" doc:"The stream begins with the events of then. It is RFC 3339, or a duration before now, such as 1h. An id to resume after wins."`
 }
 
 // eventKind is a kind of stored events.

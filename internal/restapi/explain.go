@@ -31,8 +31,8 @@ type offlineInput struct {
 type logInput struct {
 	DevicePath
 	Page
-	Kind   string `query:"kind" doc:"Only records of this kind." enum:"ota.check,activation.try,connect.refused,connected,mcp.failed,catalog,deviation,udp,limit,closed,call"`
-	Before string `query:"before" doc:"Only earlier records: RFC 3339, or a duration before now such as 2h or 7d."`
+	Kind   string `query:"kind" doc:"The list has only records of this kind." enum:"ota.check,activation.try,connect.refused,connected,mcp.failed,catalog,deviation,udp,limit,closed,call"`
+	Before string `query:"before" doc:"The list has only earlier records. It is RFC 3339, or a duration before now, such as 2h or 7d."`
 }
 
 // CallPath names a call.

@@ -48,8 +48,8 @@ const headerKey = "Idempotency-Key"
 const pathReport = "/v1/jobs/{job}/report"
 
 type createJobInput struct {
-	DryRun bool   `query:"dry_run" doc:"true: nothing is created; the answer is 200 with what the job would do."`
-	Key    string `header:"Idempotency-Key" maxLength:"128" doc:"Printable characters, chosen by the caller: the same key and body again answer 200 with the same job, for 7 days."`
+	DryRun bool   `query:"dry_run" doc:"With true nothing is created: the answer is 200 with what the job would do."`
+	Key    string `header:"Idempotency-Key" maxLength:"128" doc:"The caller chooses printable characters. For 7 days, the same key and body answer 200 with the same job."`
 	Body   api.NewJob
 }
 
@@ -61,14 +61,14 @@ type createdJob struct {
 
 // JobPath names a job.
 type JobPath struct {
-	Job string `path:"job" doc:"Id of a job."`
+	Job string `path:"job" doc:"This is the id of a job."`
 }
 
 type listJobsInput struct {
 	Page
 	State  string `query:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
 	Action string `query:"action" enum:"call,message,restart"`
-	Device string `query:"device" doc:"Only jobs with a task for this device."`
+	Device string `query:"device" doc:"The list has only jobs with a task for this device."`
 }
 
 type editJobInput struct {
@@ -80,8 +80,8 @@ type editJobInput struct {
 type jobVerbInput struct {
 	JobPath
 	Body *struct {
-		Reason  string   `json:"reason,omitempty" maxLength:"200" doc:"With pause: why, for people."`
-		Outcome []string `json:"outcome,omitempty" doc:"With retry: tasks with these outcomes are repeated; failed without it. unknown only if it is named."`
+		Reason  string   `json:"reason,omitempty" maxLength:"200" doc:"With pause it says why, for people."`
+		Outcome []string `json:"outcome,omitempty" doc:"With retry, tasks with these outcomes are repeated. The default is failed; unknown tasks are repeated only if it is named."`
 	} `required:"false"`
 }
 
@@ -89,12 +89,12 @@ type listTasksInput struct {
 	Page
 	JobPath
 	Outcome string `query:"outcome" enum:"ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
-	Reason  string `query:"reason" doc:"Only tasks that wait for this reason." enum:"offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
+	Reason  string `query:"reason" doc:"The list has only tasks that wait for this reason." enum:"offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
 }
 
 type deviceTaskPath struct {
 	DevicePath
-	Job string `path:"job" doc:"Id of a job."`
+	Job string `path:"job" doc:"This is the id of a job."`
 }
 
 type reportJobInput struct {

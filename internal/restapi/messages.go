@@ -29,10 +29,10 @@ var messageTypes = []string{"alert", "notify", "custom", "system"}
 // message describes the body, which is passed on as it is.
 type message struct {
 	Type    string `json:"type" enum:"alert,notify,custom,system"`
-	Status  string `json:"status,omitempty" doc:"alert: the headline."`
-	Message string `json:"message,omitempty" doc:"alert: the text."`
-	Emotion string `json:"emotion,omitempty" doc:"alert: the face, such as happy or neutral."`
-	Command string `json:"command,omitempty" doc:"system: reboot."`
+	Status  string `json:"status,omitempty" doc:"This is the headline of an alert."`
+	Message string `json:"message,omitempty" doc:"This is the text of an alert."`
+	Emotion string `json:"emotion,omitempty" doc:"This is the face of an alert, such as happy or neutral."`
+	Command string `json:"command,omitempty" doc:"A message of the type system has the command reboot."`
 }
 
 type sent struct {
@@ -74,7 +74,7 @@ type sendMessageInput struct {
 
 // sentAnswer is that of a message.
 type sentAnswer struct {
-	Call string `header:"Fleetd-Call" doc:"The id of the message, in the audit and in logs."`
+	Call string `header:"Fleetd-Call" doc:"The audit and logs have this id of the message."`
 	Body sent
 }
 

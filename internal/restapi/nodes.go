@@ -18,7 +18,7 @@ import (
 )
 
 type diagnosisInput struct {
-	Device string `query:"device" doc:"Device id; without it, a device that does not exist."`
+	Device string `query:"device" doc:"This is the id of a device. Without it the answer is for a device that does not exist."`
 }
 
 type logLevelInput struct{ Body api.LogLevel }

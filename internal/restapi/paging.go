@@ -23,8 +23,8 @@ const (
 
 // Page are the parameters of a list.
 type Page struct {
-	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of items. A page also ends at 1 MiB."`
-	Cursor string `query:"cursor" doc:"next_cursor of the page before. It belongs to the filters and the order of that page."`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"A page has at most so many items. It also ends at 1 MiB."`
+	Cursor string `query:"cursor" doc:"It is the next_cursor of the page before, and belongs to the filters and the order of that page."`
 }
 
 // paging is the request for one page of a list.

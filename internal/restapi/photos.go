@@ -18,12 +18,12 @@ const pathPhoto = "/v1/photos/{id}"
 
 type listPhotosInput struct {
 	Page
-	Device string `query:"device" doc:"Only photos of this device."`
+	Device string `query:"device" doc:"The list has only photos of this device."`
 }
 
 // PhotoPath names a photo.
 type PhotoPath struct {
-	ID string `path:"id" doc:"Photo id."`
+	ID string `path:"id" doc:"This is the id of a photo."`
 }
 
 type getPhotoInput struct {

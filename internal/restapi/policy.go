@@ -22,10 +22,10 @@ type versionPath struct {
 
 type explainInput struct {
 	Key       string `query:"key" required:"true" doc:"Id or name of an API key; or admin, open, voice, gateway."`
-	Device    string `query:"device" required:"true" doc:"Device id."`
+	Device    string `query:"device" required:"true" doc:"This is the id of a device."`
 	Tool      string `query:"tool" required:"true"`
-	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp,job" default:"rest" doc:"The way in."`
-	Arguments string `query:"arguments" doc:"A JSON object; the addresses in it are checked against the list."`
+	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp,job" default:"rest" doc:"The call comes in this way."`
+	Arguments string `query:"arguments" doc:"It is a JSON object; the addresses in it are checked against the list."`
 }
 
 func (s *Server) policyRoutes() {
@@ -59,7 +59,7 @@ func taggedPolicy(p access.Policy) *tagged[access.Policy] {
 // setPolicyInput has the body as it came, which access.ParsePolicy reads, also from a file.
 type setPolicyInput struct {
 	Match
-	Base    string `query:"base_version" doc:"The version that was read; 0: there was none."`
+	Base    string `query:"base_version" doc:"This version was read. It is 0 if there was none."`
 	RawBody []byte
 }
 

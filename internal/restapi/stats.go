@@ -21,10 +21,10 @@ import (
 const usualStats = time.Hour
 
 type statsInput struct {
-	Since string `query:"since" doc:"RFC 3339, or a duration before now, such as 1h or 7d; left out: an hour before until. Figures are kept for 7 days."`
-	Until string `query:"until" doc:"RFC 3339, or a duration before now; left out: now."`
-	Step  string `query:"step" example:"5m" doc:"A duration: a multiple of 10s; of 5m if since is more than 24 hours ago. Left out: at most 300 points. A series has at most 1500 points."`
-	Node  string `query:"node" doc:"Only the figures of this node; needs the scope admin."`
+	Since string `query:"since" doc:"It is RFC 3339, or a duration before now, such as 1h or 7d. The default is an hour before until. Figures are kept for 7 days."`
+	Until string `query:"until" doc:"It is RFC 3339, or a duration before now. The default is now."`
+	Step  string `query:"step" example:"5m" doc:"The step is a multiple of 10s, or of 5m if since is more than 24 hours ago. Without it there are at most 300 points. A series has at most 1500 points."`
+	Node  string `query:"node" doc:"The answer has only the figures of this node. It needs the scope admin."`
 }
 
 func (s *Server) statsRoutes() {

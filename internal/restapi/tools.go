@@ -17,11 +17,11 @@ import (
 
 type listToolsInput struct {
 	DevicePath
-	User bool `query:"user" doc:"Also the tools that the device keeps for its user."`
+	User bool `query:"user" doc:"With true, the list has the tools, too, that the device keeps for its user."`
 }
 
 type catalogPath struct {
-	SHA256 string `path:"sha256" doc:"64 hex digits."`
+	SHA256 string `path:"sha256" doc:"The hash has 64 hex digits."`
 }
 
 type historyInput struct {

@@ -25,7 +25,7 @@ type createWebhookInput struct{ Body api.NewWebhook }
 
 // WebhookPath names a webhook.
 type WebhookPath struct {
-	ID string `path:"id" doc:"Id of a webhook."`
+	ID string `path:"id" doc:"This is the id of a webhook."`
 }
 
 type deleteWebhookInput struct {

@@ -173,7 +173,7 @@ func (s *Store) Database() *database.DB { return s.backend }
 // Usable returns nil while the database is usable. It does no I/O.
 func (s *Store) Usable() error { return s.health.Load().err }
 
-// Reading implements database.Host.
+// BeginRead implements database.Host.
 func (s *Store) BeginRead(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	if err := s.health.Load().err; err != nil {
 		return nil, nil, err

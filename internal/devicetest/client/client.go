@@ -131,7 +131,7 @@ func (c *Client) ReceiveAudio() ([]byte, error) {
 	}
 }
 
-// Hear implements devicetest.Device: it opens the channel that a server's hello describes,
+// HandleHello implements devicetest.Device: it opens the channel that a server's hello describes,
 // with a new socket each time.
 func (c *Client) HandleHello(hello string) error {
 	if !strings.Contains(hello, `"udp"`) {
