@@ -30,7 +30,7 @@ const (
 	TransportUDP       = "udp"
 )
 
-// Errors of ParseDevice; all but those of jsonspan wrap ErrInvalid.
+// ErrInvalid is what the errors of ParseDevice wrap, all but those of jsonspan.
 var ErrInvalid = errors.New("not a valid hello")
 
 // AudioParams describe one direction of audio. FrameDuration is in

@@ -24,7 +24,7 @@ const (
 	pathMCP  = "/v1/devices/{device}/mcp"
 )
 
-// HeaderCall, in answers and problems, is the id of the call, raw request or message.
+// HeaderCall is the header of answers and problems with the id of the call, raw request or message.
 const HeaderCall = "Fleetd-Call"
 
 // exchange holds what one request and its answer are made of. Nothing of it

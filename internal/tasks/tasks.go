@@ -58,8 +58,8 @@ func (g *Group) Wait() {
 	g.running.Wait()
 }
 
-// Contain, when deferred, recovers a panic of the goroutine, logs it, and calls after unless that is nil: a bug
-// that one device triggers must not end the sessions of all others.
+// Contain recovers a panic of the goroutine that defers it, logs it, and calls after unless that is nil: a bug that one device
+// triggers must not end the sessions of all others.
 func Contain(log *slog.Logger, after func()) {
 	if fault := recover(); fault != nil {
 		log.Error("internal error (bug), please report it", "panic", fault, "stack", string(debug.Stack()))
