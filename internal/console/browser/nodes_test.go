@@ -89,6 +89,7 @@ func TestNATSAway(t *testing.T) {
 	p.visit("/console/nodes")
 	p.shows("This node is ready.")
 	visitor := programs.Simulate(t, c.OTA, "--devices", "1", "--mac-base", "02:f1:ee:00:00:10", "--quiet")
+	c.AwaitReady(t, 5, time.Minute) // a page that was loaded before it came offers to load the list again
 	p.visit("/console/devices")
 	p.rowSays("02:f1:ee:00:00:10", "online")
 	p.live()
