@@ -17,7 +17,18 @@ func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	b := open(t)
 	r := b.up(t)
-	r.Packet() // the handshake's request: nobody else writes from now on, so that the queue never fills
+	r.Packet() // the handshake's request: nobody else writes from now on
+	send := func(text string) error {
+		return b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(text)})
+	}
+	// The task that wrote the request may not have noted yet that the queue is empty: it would go on with what is queued meanwhile, and
+	// the queue would fill at once. Once a message was written by its sender, all others are.
+	for range 50 {
+		if err := send(`{"type":"custom","payload":{}}`); err != nil {
+			t.Fatal(err)
+		}
+		r.Packet()
+	}
 	if err := r.Conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +43,7 @@ func TestSlowReader(t *testing.T) {
 				return
 			default:
 			}
-			if b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(text)}) != nil {
+			if send(text) != nil {
 				return
 			}
 		}
