@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -88,8 +87,8 @@ type Pruned struct{ History, Catalogs, Audit int }
 // that were deleted before stay deleted.
 func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 	now := s.now()
-	mine, err := s.claimPrune(ctx, now)
-	if err != nil || !mine {
+	text, args := database.Due("pruned_at", now, PruneEvery)
+	if n, err := s.change(ctx, text, args...); err != nil || n == 0 {
 		return p, err
 	}
 	if p.History, err = s.pruneHistory(ctx, r, now); err != nil {
@@ -100,16 +99,6 @@ func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 	}
 	p.Audit, err = s.pruneAudit(ctx, now.Add(-r.Audit))
 	return p, err
-}
-
-// claimPrune reports whether this node may prune, and records the time. A recorded time in the
-// future comes from a wrong clock, and is ignored.
-func (s *Store) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text
-	n, err := s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('pruned_at', $1)
- ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $2 OR fleet.value > $3`,
-		number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
-	return n > 0, err
 }
 
 // change runs one statement on the writer's connection and returns the number of changed rows.

@@ -14,12 +14,6 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// maxConflicts is how often Begin tries again after another node has begun a task of the same
-// device. That one has been committed by then, so that the next attempt leaves the device out.
-const maxConflicts = 10
-
-var errConflict = errors.New("another node has begun a task of the same device")
-
 // Begin implements jobs.Store.
 func (s *Store) Begin(ctx context.Context, node, instance string, list []jobs.Candidate) (begun []jobs.Task, changed []jobs.Change, err error) {
 	if _, tested := s.history.get(); !tested && len(list) > 0 {
@@ -27,23 +21,15 @@ func (s *Store) Begin(ctx context.Context, node, instance string, list []jobs.Ca
 			return nil, nil, err
 		}
 	}
-	for conflicts := 0; len(list) > 0; {
+	for len(list) > 0 {
 		n := min(len(list), jobs.BeginBatch)
 		var tasks []jobs.Task
 		var rows []jobs.Change
 		err := s.transact(ctx, "beginning tasks", func(ctx context.Context, t *transaction) (err error) {
-			if tasks, rows, err = t.begin(ctx, node, instance, list[:n]); errors.Is(err, errConflict) {
-				return database.Rule(err)
-			}
+			tasks, rows, err = t.begin(ctx, node, instance, list[:n])
 			return err
 		})
 		switch {
-		case errors.Is(err, errConflict) && conflicts < maxConflicts:
-			conflicts++
-			s.Conflicts.Add(1)
-			continue
-		case errors.Is(err, errConflict):
-			tasks, rows = nil, nil // the caller tries again
 		case errors.Is(err, errBackwards):
 			tasks, rows = nil, nil // CheckHistory halts their jobs
 			if err := s.CheckHistory(ctx); err != nil {
@@ -196,7 +182,7 @@ func (t *transaction) oldest(ctx context.Context, ids, closed []string) ([]jobs.
 }
 
 // start makes granted tasks running. If another node has begun one of the same device since they
-// were read, the unique index refuses them, with errConflict.
+// were read, the unique index refuses them. That one has been committed by then, so that the next attempt leaves the device out.
 func (t *transaction) start(ctx context.Context, node, instance string, tasks []jobs.Task) error {
 	if len(tasks) == 0 {
 		return nil
@@ -210,7 +196,8 @@ func (t *transaction) start(ctx context.Context, node, instance string, tasks []
 	err := t.startRows(ctx, tasks)
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "23505" {
-		return errConflict
+		t.Conflicts.Add(1)
+		return database.ErrConcurrent
 	}
 	return err
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -36,8 +35,13 @@ const (
 // It examines each change once, when it becomes too old: then the changes of its device are cut to
 // KeepOfDevice, including older ones.
 func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err error) {
-	mine, err := l.claimPrune(ctx, now)
-	if err != nil || !mine {
+	mine := 0
+	err = l.do(ctx, func(ctx context.Context, t *transaction) (err error) {
+		text, args := database.Due(prunedAtKey, now, PruneEvery)
+		mine, err = t.exec(ctx, text, args...)
+		return err
+	})
+	if err != nil || mine == 0 {
 		return 0, err
 	}
 	if err := l.pruneConsole(ctx, now); err != nil {
@@ -83,20 +87,6 @@ func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 		}
 		return err
 	})
-}
-
-// claimPrune reports whether this node may prune, and records the time. A recorded time in the
-// future comes from a wrong clock, and is ignored.
-func (l *Ledger) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text
-	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
-		n, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2)
- ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $3 OR fleet.value > $4`,
-			prunedAtKey, number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
-		mine = n > 0
-		return err
-	})
-	return mine, err
 }
 
 // pruneTo returns the last revision that is too old.
