@@ -27,9 +27,7 @@ type conn struct {
 	link
 	front        *Front
 	net          net.Conn
-	level        byte          // of the protocol, 3 or 4
 	keep         time.Duration // longest time without bytes from the device; 0: no limit
-	slow         atomic.Bool   // a write took longer than WriteTimeout
 	lastReceived atomic.Int64  // the last bytes received, as clock.Reading
 	// writing is the start of the write in progress as clock.Reading; 0: none. The
 	// sweeper ends a write that takes too long: a deadline for each write would be a
@@ -37,11 +35,14 @@ type conn struct {
 	writing atomic.Int64
 	topic   string // topic down
 
-	lastID uint16 // of the last QoS 1 message
+	// Small ones together: there is a conn for every device, and it takes 512 bytes.
+	level  byte        // of the protocol, 3 or 4
+	lastID uint16      // of the last QoS 1 message
+	slow   atomic.Bool // a write took longer than WriteTimeout
 
 	// in[start:end] was read and not used yet. It is the only buffer of an idle
 	// connection; longer packets are read into others.
-	start, end int
+	start, end int32
 	in         [readSize]byte
 
 	out writequeue.Queue
@@ -220,12 +221,12 @@ func (c *conn) readConnect() (*packets.ConnectPacket, error) {
 func (c *conn) fill() error {
 	if c.start == c.end {
 		c.start, c.end = 0, 0
-	} else if c.end == len(c.in) {
-		c.end = copy(c.in[:], c.in[c.start:c.end])
+	} else if int(c.end) == len(c.in) {
+		c.end = int32(copy(c.in[:], c.in[c.start:c.end]))
 		c.start = 0
 	}
 	n, err := c.net.Read(c.in[c.end:])
-	c.end += n
+	c.end += int32(n)
 	if n > 0 {
 		c.lastReceived.Store(clock.Reading(time.Now()))
 		return nil
@@ -244,7 +245,7 @@ func (c *conn) header(limit int) (header, error) {
 			return h, err
 		}
 		if ok {
-			c.start += h.size
+			c.start += int32(h.size)
 			return h, nil
 		}
 		if err := c.fill(); err != nil {
@@ -257,10 +258,10 @@ func (c *conn) header(limit int) (header, error) {
 // in buf, which the caller must put back. buf grows with the received bytes, not with
 // the announced length.
 func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
-	have := c.end - c.start
+	have := int(c.end - c.start)
 	if h.length <= have {
-		body = c.in[c.start : c.start+h.length]
-		c.start += h.length
+		body = c.in[c.start : int(c.start)+h.length]
+		c.start += int32(h.length)
 		return body, nil, nil
 	}
 	open := c.session.Load() != nil // before, the deadline of CONNECT applies

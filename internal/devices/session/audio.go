@@ -22,7 +22,7 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	if !o.Owned {
 		x.mu.Lock()
 		x.hellos++
-		o.ID += "-" + strconv.Itoa(x.hellos)
+		o.ID += "-" + strconv.Itoa(int(x.hellos))
 		x.mu.Unlock()
 	}
 	c, err := x.svc.speech.Open(x.entry, o, open)

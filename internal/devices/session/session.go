@@ -32,11 +32,11 @@ type Session struct {
 	mu     sync.Mutex
 	seq    int64
 	closed devices.CloseReason // empty while open
-	hellos int                 // answered on this connection
 
-	// Grouped, since there is a session for every device and padding counts.
-	announced     bool // `online` was published
-	draining      bool // accepts no new calls: the node is draining
+	// Grouped, since there is a session for every device and padding counts: it takes 512 bytes.
+	hellos        int32 // answered on this connection
+	announced     bool  // `online` was published
+	draining      bool  // accepts no new calls: the node is draining
 	handshaking   bool
 	again         bool // another handshake was requested while one is running
 	initialized   bool // on this connection
