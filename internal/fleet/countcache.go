@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -17,6 +18,8 @@ const (
 	// countTimeout is how long counting a selection may take.
 	countTimeout = 30 * time.Second
 )
+
+var errNotCounted = errors.New("internal error (bug): the devices were not counted")
 
 // countCache caches the counts of selections. Concurrent requests for the same
 // selection share one query.
@@ -53,8 +56,9 @@ func (s *Service) cachedCounts(ctx context.Context, sel selector.Selector) (devi
 			ctx, cancel := context.WithTimeout(s.tasks.Context(), countTimeout)
 			defer cancel()
 			defer close(one.done)
+			defer c.end(key, one)
+			one.err = errNotCounted // after a panic
 			one.counts, one.err = s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel})
-			c.end(key, one)
 		}) {
 			c.mu.Unlock()
 			return devices.Counts{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}

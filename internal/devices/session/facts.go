@@ -21,6 +21,7 @@ func (s *Hub) applyFacts(d *devices.Device, f devices.Check) {
 // device's own.
 func (s *Hub) shared(f devices.Facts) devices.Facts {
 	serial := f.Serial
+	f.Serial = ""
 	f = f.Map(s.strings.get)
 	f.Serial = serial
 	return f

@@ -55,7 +55,8 @@ func (s *Store) measure(ctx context.Context) error {
 		}
 		last := s.measured.Load()
 		// Who finds that a step was added since its last measurement takes that one's word: it may itself have started after the
-		// clock was stepped, and would take the step back.
+		// clock was stepped, and would take the step back. So a second step between two measurements is followed only by a process
+		// that had measured before both.
 		if last != nil && next.steps == last.steps {
 			step := next.clock.Sub(last.clock) - next.at.Sub(last.at)
 			if step.Abs() > minStep+took {
