@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/nats-io/nats.go"
 
@@ -121,13 +122,7 @@ func (l *Link) start(msg *nats.Msg) {
 	l.serving.Add(1)
 	l.tasks.Go(func() {
 		defer l.serving.Add(-1)
-		waiting := true
-		authenticated := func() {
-			if waiting {
-				waiting = false
-				<-l.authenticating
-			}
-		}
+		authenticated := sync.OnceFunc(func() { <-l.authenticating })
 		defer authenticated()
 		defer tasks.Contain(l.opt.Log, func() {
 			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "internal error (bug); see the log of the node"})

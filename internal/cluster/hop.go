@@ -78,7 +78,7 @@ func (a *answers) open() (subject string, arrive chan *nats.Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.last++
-	subject = string(strconv.AppendUint(append(make([]byte, 0, 64), a.prefix...), a.last, 36))
+	subject = a.prefix + strconv.FormatUint(a.last, 36)
 	a.waiting[subject] = arrive
 	return subject, arrive
 }

@@ -88,9 +88,8 @@ func (p *Ports) Devices() map[devices.ID]devices.Device {
 func (p *Ports) rowLocked(m devices.Member) devices.Row {
 	d := registrytest.Device(m)
 	if f, ok := p.facts[m.ID]; ok {
-		serial := d.Serial
+		f.Serial = d.Serial // which the ledger has
 		d.Facts = f
-		d.Serial = serial
 	}
 	return devices.Row{Device: d, Presence: p.Presences[m.ID]}
 }

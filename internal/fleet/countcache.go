@@ -35,8 +35,8 @@ type countResult struct {
 	at     time.Time // when they were there; zero: they are not yet
 }
 
-// isOld reports whether the devices are to be counted again.
-func (c *countCache) isOld(one *countResult) bool {
+// isOld reports whether the devices are to be counted again. The caller holds the cache's lock.
+func (one *countResult) isOld() bool {
 	return one == nil || !one.at.IsZero() && time.Since(one.at) > countsLifetime
 }
 
@@ -47,7 +47,7 @@ func (s *Service) cachedCounts(ctx context.Context, sel selector.Selector) (devi
 	c, key := &s.counts, sel.String()
 	c.mu.Lock()
 	one := c.all[key]
-	if c.isOld(one) {
+	if one.isOld() {
 		if c.all == nil || len(c.all) >= maxCachedCounts {
 			c.all = map[string]*countResult{}
 		}

@@ -92,5 +92,7 @@ func (s *storm) finished() {
 		}
 		return ""
 	})
-	s.t.Logf("open: %s", s.jobs.openJobs(s.t)) // and what they wait for
+	if open := s.jobs.openJobs(s.t); open != "" {
+		s.t.Logf("open, and what they wait for: %s", open)
+	}
 }

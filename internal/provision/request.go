@@ -22,7 +22,11 @@ const MaxRequest = 32 << 10
 // (ota.cc:55-72). The body only describes it and is read as far as possible: the firmware
 // escapes nothing in it (board.cc:110-177), so an SSID with a quote makes it invalid JSON.
 func parseRequest(r *http.Request) (admission.CheckIn, error) {
-	c := admission.CheckIn{ClientID: r.Header.Get("Client-Id"), Facts: devices.Facts{Language: headerText(r.Header.Get("Accept-Language")), Serial: headerText(r.Header.Get("Serial-Number")), ActivateV2: r.Header.Get("Activation-Version") == "2"}}
+	c := admission.CheckIn{ClientID: r.Header.Get("Client-Id"), Facts: devices.Facts{
+		Language:   headerText(r.Header.Get("Accept-Language")),
+		Serial:     headerText(r.Header.Get("Serial-Number")),
+		ActivateV2: r.Header.Get("Activation-Version") == "2",
+	}}
 	body, err := io.ReadAll(io.LimitReader(r.Body, MaxRequest+1))
 	if err != nil {
 		return c, fmt.Errorf("read body: %w", err)

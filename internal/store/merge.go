@@ -54,7 +54,8 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 		}
 		now, ahead := w.store.compareClocks(now)
 		for i := range g.facts {
-			f := cleanFacts(g.facts[i])
+			f := g.facts[i]
+			f.Facts = f.Map(database.Clean)
 			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
 			at := database.Micros(f.CheckedAt)
@@ -126,11 +127,6 @@ func (m *mergeResult) apply(old storedPresence, p *devices.Presence, checked int
 func versionKey(version string) string {
 	key, _ := selector.VersionKey(version)
 	return key
-}
-
-func cleanFacts(f devices.Check) devices.Check {
-	f.Facts = f.Map(database.Clean)
-	return f
 }
 
 func cleanPresence(p devices.Presence) devices.Presence {

@@ -174,7 +174,7 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 		after = page[len(page)-1].device
 	}
 	if err == nil {
-		_, err = s.change(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value`, historyPrunedKey, after)
+		_, err = s.change(ctx, database.SetFact, historyPrunedKey, after)
 	}
 	return deleted, err
 }

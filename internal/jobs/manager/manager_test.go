@@ -362,6 +362,16 @@ func (m *testManager) Put(t *testing.T, n int) {
 	}
 }
 
+// create creates a job for a selection, repeated if cron is not empty, and returns its id.
+func (m *testManager) create(t *testing.T, sel, cron string) string {
+	t.Helper()
+	j, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: sel, When: &api.JobWhen{Cron: cron}}, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j.ID
+}
+
 // fill returns a running job with so many tasks.
 func (m *testManager) fill(t *testing.T, n int) jobs.Job {
 	t.Helper()

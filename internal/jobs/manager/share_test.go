@@ -299,15 +299,7 @@ func TestSelectionBeyondTheShare(t *testing.T) {
 	m := newManager(t)
 	store := &fewTasks{Store: m.Store}
 	m.Store = store
-	create := func(sel string) string {
-		t.Helper()
-		j, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: sel}, CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return j.ID
-	}
-	one, both := create("room=lab"), create("room in (lab,hall)")
+	one, both := m.create(t, "room=lab", ""), m.create(t, "room in (lab,hall)", "")
 	m.pass(t)
 	// security: K40
 	if j := m.stored(t, one); j.State != jobs.Preparing || j.Reason != jobs.ReasonLimit || j.Counts.Total() != 0 {
@@ -357,16 +349,8 @@ func TestHaltedByARestore(t *testing.T) {
 	m := newManager(t)
 	var log strings.Builder
 	m.Log = slog.New(slog.NewTextHandler(&log, nil))
-	create := func(cron string) string {
-		t.Helper()
-		j, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: "room=lab", When: &api.JobWhen{Cron: cron}}, CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return j.ID
-	}
 	for _, planned := range []bool{true, false} {
-		schedule, once := create("0 7 * * *"), create("")
+		schedule, once := m.create(t, "room=lab", "0 7 * * *"), m.create(t, "room=lab", "")
 		restored := true
 		m.TakeRestored = func() (bool, bool) {
 			was := restored

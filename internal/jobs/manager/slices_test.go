@@ -43,10 +43,7 @@ func TestEndingManyTasksHoldsNobodyUp(t *testing.T) {
 	if err != nil || cancelled.State != string(jobs.Cancelled) || s.calls > 4 || cancelled.Counts.Waiting == 0 {
 		t.Fatalf("%d transactions in the request, %+v, %v", s.calls, cancelled, err)
 	}
-	other, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: "room=lab"}, CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := m.create(t, "room=lab", "")
 	s.takes, s.calls = 0, 0
 	pass := newTurn(m.Manager)
 	pass.sliceTime = time.Nanosecond
@@ -58,7 +55,7 @@ func TestEndingManyTasksHoldsNobodyUp(t *testing.T) {
 			t.Errorf("after pass %d, %d slices of the ends were done", n+1, s.calls)
 		}
 	}
-	if j := m.stored(t, other.ID); j.State != jobs.Running {
+	if j := m.stored(t, other); j.State != jobs.Running {
 		t.Errorf("beside the job that ends, another one is %s", j.State)
 	}
 	pass.sliceTime = time.Minute
@@ -181,15 +178,7 @@ func (f *slowCounts) Counts(ctx context.Context, p access.Principal, sel selecto
 // A job whose selection takes long to count has no tasks until it is counted, and other jobs go on meanwhile.
 func TestCountingHoldsNobodyUp(t *testing.T) {
 	m := newManager(t)
-	create := func(sel string) string {
-		t.Helper()
-		j, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: sel}, CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return j.ID
-	}
-	slow, other := create("room in (hall,lab)"), create("room=lab")
+	slow, other := m.create(t, "room in (hall,lab)", ""), m.create(t, "room=lab", "")
 	m.Store = &fewTasks{Store: m.Store, room: 1} // fewer than there are devices: they are counted
 	counts := &slowCounts{Fleet: m.Fleet, slow: "room in (hall,lab)"}
 	m.Fleet = counts

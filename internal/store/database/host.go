@@ -43,13 +43,15 @@ func IDSet(postgres bool, column, place string, ids []string) (condition string,
 	return column + " IN (SELECT value FROM json_each(" + place + "))", string(text)
 }
 
+// SetFact is a statement that sets a value of the table fleet: its arguments are the key and the value. With a condition appended it
+// changes a value only if the present one meets it.
+const SetFact = `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value`
+
 // Due is a statement that changes a row if work which one node does in each period is due, and records that it was done: the text
 // and its arguments. key is that of the time in the table fleet. A recorded time in the future comes from a wrong clock, and is ignored.
 func Due(key string, now time.Time, every time.Duration) (text string, args []any) {
 	number := func(t time.Time) string { return fmt.Sprintf("%020d", Micros(t)) } // ordered as text
-	return `INSERT INTO fleet (key, value) VALUES ($1, $2)
- ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $3 OR fleet.value > $4`,
-		[]any{key, number(now), number(now.Add(-every)), number(now.Add(every))}
+	return SetFact + ` WHERE fleet.value < $3 OR fleet.value > $4`, []any{key, number(now), number(now.Add(-every)), number(now.Add(every))}
 }
 
 // Fact returns a value of the table fleet; empty if there is none. from is a pool, a connection or a transaction.

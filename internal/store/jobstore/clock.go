@@ -108,7 +108,7 @@ func (s *Store) addStep(ctx context.Context, steps, step time.Duration) (done bo
 			if _, err := t.exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(clockLock)); err != nil {
 				return err
 			}
-			n, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value = $3`,
+			n, err := t.exec(ctx, database.SetFact+` WHERE fleet.value = $3`,
 				clockKey, strconv.FormatInt((steps+step).Microseconds(), 10), strconv.FormatInt(steps.Microseconds(), 10))
 			if err != nil || n == 0 {
 				return err

@@ -129,7 +129,7 @@ func (s *Store) HaltRestored(ctx context.Context, planned bool) error {
 		// The next beginning is above what every node knows.
 		known, _ := t.history.get()
 		t.begun = known.Begun + 1
-		_, err = t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE CAST(fleet.value AS BIGINT) < $3`,
+		_, err = t.exec(ctx, database.SetFact+` WHERE CAST(fleet.value AS BIGINT) < $3`,
 			begunKey, fmt.Sprint(t.begun), t.begun)
 		return err
 	})

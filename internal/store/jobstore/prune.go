@@ -45,7 +45,7 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 		return false, nil
 	}
 	n, _ := strconv.ParseUint(count, 10, 64) // 0 if nobody had it
-	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value = $3`,
+	result, err := s.db.Jobs.ExecContext(ctx, database.SetFact+` WHERE fleet.value = $3`,
 		turnKey, strconv.FormatUint(n+1, 10)+" "+instance, held)
 	if err != nil {
 		return false, s.host.UseError(ctx, "taking the turn of the jobs", err)

@@ -118,7 +118,7 @@ func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
 
 func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
-		_, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value`,
+		_, err := t.exec(ctx, database.SetFact,
 			prunedToKey, strconv.FormatInt(revision, 10))
 		return err
 	})

@@ -261,7 +261,8 @@ func testTakenOver(t *testing.T, db Database) {
 	fresh := other.columnsAndIndexes(t)
 	makeSchema23(t, db)
 	text := catalogOf(`[{"name":"a"}]`)
-	db.Add(t, devices.Device{ID: "x", ClientID: "client", Name: "Name", Labels: map[string]string{"k": "v"}, FirstSeen: time.UnixMicro(1), Facts: devices.Facts{Board: "board", Firmware: "2.4", ELF: "elf", Chip: "chip", ActivateV2: true, CheckedAt: time.UnixMicro(2)}})
+	db.Add(t, devices.Device{ID: "x", ClientID: "client", Name: "Name", Labels: map[string]string{"k": "v"}, FirstSeen: time.UnixMicro(1),
+		Facts: devices.Facts{Board: "board", Firmware: "2.4", ELF: "elf", Chip: "chip", ActivateV2: true, CheckedAt: time.UnixMicro(2)}})
 	db.Exec(t, `INSERT INTO catalogs VALUES ($1, $2, 'text', 1, 14, 1, 1)`, text.Hash.String(), string(text.Tools))
 	db.Exec(t, `INSERT INTO catalog_history VALUES ('x', 5, 6, $1, '2.4', 'elf', FALSE, 7)`, text.Hash.String())
 	db.Exec(t, `INSERT INTO fleet VALUES ('secret_fingerprint', 'fp')`)

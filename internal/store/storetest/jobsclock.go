@@ -52,19 +52,22 @@ func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step f
 	return stores, step
 }
 
+// measure has nodes measure the clock, as each does when it looks whose turn it is.
+func measure(t *testing.T, stores ...*jobstore.Store) {
+	t.Helper()
+	for _, s := range stores {
+		if _, err := s.TakeTurn(t.Context(), "i", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // What lasts goes on as if the clock was not stepped: the pause of a rate, on the node that measures the step and on one that
 // has not measured it yet.
 func testClockSteps(t *testing.T, f *jobFleet) {
 	stores, step := f.steppedStores(t)
 	f.stores = stores
-	turn := func(s *jobstore.Store) {
-		t.Helper()
-		if _, err := s.TakeTurn(t.Context(), "i", time.Hour); err != nil {
-			t.Fatal(err)
-		}
-	}
-	turn(stores[0])
-	turn(stores[1])
+	measure(t, stores[:2]...)
 	j := f.create(t, 4, func(s *api.JobSpec) {
 		s.Pace = &api.JobPace{Rate: "1/m", Concurrency: 10}
 		s.Retry = &api.JobRetry{Failed: 3, After: "10m"}
@@ -76,7 +79,7 @@ func testClockSteps(t *testing.T, f *jobFleet) {
 		step(d)
 		first, second := stores[n%2], stores[(n+1)%2]
 		before := first.Now()
-		turn(first)
+		measure(t, first)
 		if moved := first.Now().Sub(before); (moved-d).Abs() > 2*time.Second && n == 0 {
 			t.Errorf("the times of people moved by %v, not by %v", moved, d)
 		}
@@ -107,32 +110,24 @@ func testClockSteps(t *testing.T, f *jobFleet) {
 func testStartAfterStep(t *testing.T, f *jobFleet) {
 	stores, step := f.steppedStores(t)
 	f.stores = stores
-	turn := func(s *jobstore.Store) {
-		t.Helper()
-		if _, err := s.TakeTurn(t.Context(), "i", time.Hour); err != nil {
-			t.Fatal(err)
-		}
-	}
-	turn(stores[0])
-	turn(stores[1])
+	measure(t, stores[:2]...)
 	j := f.create(t, 4, func(s *api.JobSpec) { s.Pace = &api.JobPace{Rate: "1/m", Concurrency: 10} })
 	f.begin(t, "i", candidates(&j, mac(1))...)
 	begun := time.Now()
 	step(-time.Hour)
-	for range 3 {
-		for _, s := range []*jobstore.Store{stores[2], stores[0], stores[1]} {
-			turn(s)
-		}
+	check := func() {
+		t.Helper()
 		left := time.Minute - time.Since(begun)
 		if pause := f.job(t, j.ID).TAT.Sub(stores[2].Now()); (pause - left).Abs() > 2*time.Second {
 			t.Errorf("the rate pauses for %v, not %v", pause, left)
 		}
 	}
-	turn(stores[2])
-	left := time.Minute - time.Since(begun)
-	if pause := f.job(t, j.ID).TAT.Sub(stores[2].Now()); (pause - left).Abs() > 2*time.Second {
-		t.Errorf("after the new node's measurement the rate pauses for %v, not %v", pause, left)
+	for range 3 {
+		measure(t, stores[2], stores[0], stores[1])
+		check()
 	}
+	measure(t, stores[2])
+	check()
 }
 
 // testTurn: one process has the turn until it has not renewed it for as long as it lasts, whatever the clocks say.

@@ -189,7 +189,8 @@ func randomFleet(t *testing.T, db Database, s *store.Store, n int) *rand.Rand {
 	var list []devices.Device
 	var presence []devices.Presence
 	for i := range n {
-		d := devices.Device{ID: mac(i * 7), Name: pick("", "Lamp", "lamp 1", "Küche", "a*b[c]_%"), Labels: map[string]string{}, FirstSeen: time.Now().Add(-48 * time.Hour), Facts: devices.Facts{Board: pick("", "box", "Box-2", "bread"), Chip: pick("", "esp32", "esp32s3"), Firmware: pick("", "1.9", "2.4", "2.4.0", "2.10.1", "dev"), ELF: pick("", "ab", "cd")}}
+		d := devices.Device{ID: mac(i * 7), Name: pick("", "Lamp", "lamp 1", "Küche", "a*b[c]_%"), Labels: map[string]string{}, FirstSeen: time.Now().Add(-48 * time.Hour), Facts: devices.Facts{
+			Board: pick("", "box", "Box-2", "bread"), Chip: pick("", "esp32", "esp32s3"), Firmware: pick("", "1.9", "2.4", "2.4.0", "2.10.1", "dev"), ELF: pick("", "ab", "cd")}}
 		for _, key := range []string{"room", "floor", "x-1"} {
 			if random.IntN(2) == 0 {
 				d.Labels[key] = pick("", "1", "lab", "Lab", "lab-2", "a b")

@@ -200,7 +200,13 @@ func mac(n int) devices.ID {
 
 // fullDevice is a device with every field set.
 func fullDevice(id devices.ID) devices.Device {
-	return devices.Device{ID: id, ClientID: "client-" + string(id), Admission: devices.AdmissionMember, Revision: 7, Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"}, Prefer: devices.TransportWebSocket, FirstSeen: start, Facts: devices.Facts{Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3", Language: "zh-CN", Serial: "serial", ActivateV2: true, CheckedAt: start.Add(time.Hour)}}
+	return devices.Device{
+		ID: id, ClientID: "client-" + string(id), Admission: devices.AdmissionMember, Revision: 7,
+		Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"},
+		Prefer: devices.TransportWebSocket, FirstSeen: start,
+		Facts: devices.Facts{Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3",
+			Language: "zh-CN", Serial: "serial", ActivateV2: true, CheckedAt: start.Add(time.Hour)},
+	}
 }
 
 // factsOf returns the facts of a device's row.

@@ -426,7 +426,8 @@ func (l *Ledger) Snapshot(_ context.Context, member func(devices.Member)) (regis
 
 // Device returns the row of a member.
 func Device(m devices.Member) devices.Device {
-	return devices.Device{ID: m.ID, Admission: m.Admission, ClientID: m.ClientID, Name: m.Name, Labels: maps.Clone(m.Labels), Prefer: m.Prefer, FirstSeen: m.FirstSeen, Revision: m.Revision, Facts: devices.Facts{Serial: m.Serial}}
+	return devices.Device{ID: m.ID, Admission: m.Admission, ClientID: m.ClientID, Name: m.Name, Labels: maps.Clone(m.Labels), Prefer: m.Prefer,
+		FirstSeen: m.FirstSeen, Revision: m.Revision, Facts: devices.Facts{Serial: m.Serial}}
 }
 
 // Rows makes a Ledger the Records of a Registry, too.
