@@ -72,13 +72,14 @@ type Options struct {
 
 // lease is a trace on the wire between nodes.
 type lease struct {
-	ID      string     `json:"id"`
-	Device  devices.ID `json:"device"`
-	Owner   string     `json:"owner,omitempty"` // id of the key that started it
-	Payload bool       `json:"payload,omitempty"`
-	Until   time.Time  `json:"until"`
-	Ended   bool       `json:"ended,omitempty"`
-	Renewed bool       `json:"renewed,omitempty"` // it runs already, so that its share was judged
+	ID      string        `json:"id"`
+	Device  devices.ID    `json:"device"`
+	Owner   string        `json:"owner,omitempty"` // id of the key that started it
+	Payload bool          `json:"payload,omitempty"`
+	Until   time.Time     `json:"-"`    // by this node's clocks
+	Left    time.Duration `json:"left"` // until then: nodes send each other no times, since their clocks differ
+	Ended   bool          `json:"ended,omitempty"`
+	Renewed bool          `json:"renewed,omitempty"` // it runs already, so that its share was judged
 }
 
 // over returns the message that ends the trace.
@@ -276,6 +277,7 @@ func (t *Tracer) leave(x *target) {
 
 // share sends a trace to the other nodes. It returns their answers, all together, and those that did not answer.
 func (t *Tracer) share(ctx context.Context, l lease) (all verdict, missing []string) {
+	l.Left = time.Until(l.Until)
 	question, err := json.Marshal(l)
 	if err != nil {
 		t.opt.Log.Error("a trace cannot be encoded", "error", err)
@@ -298,6 +300,7 @@ func (t *Tracer) Answer(_ context.Context, data []byte) ([]byte, error) {
 	if err := json.Unmarshal(data, &l); err != nil {
 		return nil, fmt.Errorf("read the trace: %w", err)
 	}
+	l.Until = time.Now().Add(l.Left)
 	return json.Marshal(t.apply(l))
 }
 

@@ -243,6 +243,29 @@ func TestTimeOfATrace(t *testing.T) {
 	})
 }
 
+// A node whose clock is an hour ahead of the one that starts a trace takes part in it.
+func TestNodesWithOtherClocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a", "b")
+		var sent []byte
+		f.nodes["a"].opt.Gather = func(_ context.Context, _ string, question []byte, _ []string) (map[string][]byte, []string) {
+			sent = question
+			return nil, nil
+		}
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if _, err := f.nodes["b"].Answer(t.Context(), sent); err != nil {
+			t.Fatal(err)
+		}
+		running, _, ok := f.nodes["b"].Get(device)
+		if want := time.Now().Add(time.Minute); !ok || !running.ExpiresAt.Equal(want) {
+			t.Errorf("%+v, want a trace until %v", running, want)
+		}
+	})
+}
+
 // A flood waits for nobody: what is too much is left out and counted, in the next entry, too.
 func TestFloodOfATrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
