@@ -112,7 +112,7 @@ func (k *known) largeJobs(ctx context.Context, d *daemon, run int, into samples)
 	if _, err := k.b.paced(ctx, d.target(), n, rate); err != nil { // warms up
 		return err
 	}
-	if err := k.footprint(ctx, d, k.b.opt.scaleSettle, baselineMark, into); err != nil {
+	if err := k.footprint(ctx, d, run, k.b.opt.scaleSettle, baselineMark, into); err != nil {
 		return err
 	}
 
@@ -174,7 +174,7 @@ func (k *known) largeJobs(ctx context.Context, d *daemon, run int, into samples)
 	if err := d.awaitJobs(ctx, open, hasEnded); err != nil {
 		return err
 	}
-	return k.footprint(ctx, d, settleAfter*k.b.opt.scaleSettle, "", into)
+	return k.footprint(ctx, d, run, settleAfter*k.b.opt.scaleSettle, "", into)
 }
 
 // jobsAtOnce creates a job of each minute and a large job with follow, and cancels another one. It returns those that are open when
@@ -253,12 +253,19 @@ func (d *daemon) cancel(ctx context.Context, id string) error {
 }
 
 // footprint measures heap and goroutines after a rest.
-func (k *known) footprint(ctx context.Context, d *daemon, pause time.Duration, mark string, into samples) error {
+func (k *known) footprint(ctx context.Context, d *daemon, run int, pause time.Duration, mark string, into samples) error {
 	if err := errors.Join(d.awaitQuiet(ctx, startLimit), rest(ctx, pause), d.collect(ctx)); err != nil {
 		return err
 	}
 	m, err := d.metrics(ctx)
 	into.add(mark+figureHeapInUse, m[seriesHeapInUse]/megabyte)
 	into.add(mark+figureRoutines, m[seriesGoroutines])
+	when := "-heap-before"
+	if mark == "" {
+		when = "-heap-after"
+	}
+	if file := k.b.profileFile(k.name+when, run); err == nil && file != "" {
+		err = d.save(ctx, "/debug/pprof/heap?gc=1", file)
+	}
 	return err
 }

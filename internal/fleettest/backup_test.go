@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/racetest"
 )
 
 // facts are what a restored node must know of a device.
@@ -46,7 +47,7 @@ func (n *Node) facts(t *testing.T) map[string]facts {
 // their start and never again.
 func TestBackupOfARunningNode(t *testing.T) {
 	t.Parallel()
-	fleet, others := size(20, 8), size(60, 30)
+	fleet, others := racetest.Size(20, 8), racetest.Size(60, 30)
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)

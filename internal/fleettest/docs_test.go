@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/racetest"
 	"fleetd/internal/store/storetest"
 )
 
@@ -248,7 +249,7 @@ func substitutions(t *testing.T, n *Node, dir, page string) *strings.Replacer {
 // Every command of README and docs runs against a node with four simulated
 // devices, and ends as documented.
 func TestDocsCommands(t *testing.T) {
-	if raceEnabled {
+	if racetest.Enabled {
 		t.Skip("LACKS: the race detector has nothing to do with what commands print, and makes each of them four times as slow")
 	}
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/racetest"
 )
 
 var programs Programs
@@ -56,7 +57,7 @@ func raws(items []json.RawMessage) [][]byte {
 // photograph, notify, and agree with the node about all of it.
 func TestFleetEndToEnd(t *testing.T) {
 	t.Parallel()
-	fleet := size(48, 16)
+	fleet := racetest.Size(48, 16)
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", fmt.Sprint(fleet), "--profile", "fw-1.9,fw-2.1,fw-2.4,robot", "--notify", "3s", "--seed", "7")
 	node.AwaitReady(t, fleet)
@@ -197,7 +198,7 @@ func TestAdmission(t *testing.T) {
 // comes back, and no caller hangs.
 func TestKillAndReturn(t *testing.T) {
 	t.Parallel()
-	fleet := size(150, 50) // callers use the ids of the first 50
+	fleet := racetest.Size(150, 50) // callers use the ids of the first 50
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,robot", "--seed", "3", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)

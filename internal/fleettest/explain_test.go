@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/racetest"
 	"fleetd/internal/store/storetest"
 	"fleetd/simulator/firmware"
 )
@@ -338,7 +339,7 @@ func (n *Node) explained(t testing.TB, device string, limit time.Duration, want 
 // the one that saw it.
 func TestManyOfflineDevicesAreExplained(t *testing.T) {
 	t.Parallel()
-	known, together := size(1500, 1100), 20 // known is more than one page
+	known, together := racetest.Size(1500, 1100), 20 // known is more than one page
 	db := storetest.Postgres(t)
 	url, prefix, _, _ := natsServer(t)
 	var nodes []*Node

@@ -15,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/api"
+	"fleetd/internal/racetest"
 )
 
 // Goals of finding.
@@ -25,7 +26,7 @@ const (
 )
 
 // findFleet is how many devices there are. The requests name some of the first 1,300.
-var findFleet = size(10_000, 1_500)
+var findFleet = racetest.Size(10_000, 1_500)
 
 // findingFleet are the devices of testdata/finding, which the simulator has, and the background, which is offline.
 func findingFleet(t testing.TB) string {
@@ -255,7 +256,7 @@ func TestFindingDevices(t *testing.T) {
 // findingTime judges how long searches by words take beside lists by a selection, which an index of the database answers:
 // a walk of all devices takes many times as long. Other tests run meanwhile, so the best of three measurements counts.
 func findingTime(t *testing.T, node *Node) {
-	withoutRace(t, "a share of time")
+	racetest.Skip(t, "a share of time")
 	share := 0.0
 	for i := range 3 {
 		if share = findingShare(t, node, fmt.Sprint("finder-", i)); share <= findShare {

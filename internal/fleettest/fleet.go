@@ -27,6 +27,7 @@ import (
 	"fleetd/internal/datadir"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/gobuild"
+	"fleetd/internal/racetest"
 	"fleetd/internal/timescale"
 	"fleetd/simulator/firmware"
 )
@@ -41,7 +42,7 @@ type Programs struct {
 func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
 	flags := []string{"-tags", strings.Join(tags, ","), "-ldflags", "-s -w -X " + timescale.Flag}
-	if raceEnabled {
+	if racetest.Enabled {
 		flags = append(flags, "-race", "-gcflags=modernc.org/sqlite/lib=-race=false") // as in scripts/mode
 	}
 	return p, gobuild.Build(context.Background(), ".", dir, []string{"./cmd/fleetd", "./simulator", "./examples/echo"}, flags...)

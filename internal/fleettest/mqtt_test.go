@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/racetest"
 )
 
 // MQTT devices can be called as soon as they are connected; most never send a hello.
@@ -39,7 +40,7 @@ func TestToolCallWithoutHello(t *testing.T) {
 // A node is killed and restarted on its ports: all devices reconnect, none is
 // refused, and conversations start without delay meanwhile.
 func TestFleetReturnsAfterRestart(t *testing.T) {
-	fleet := setting(t, "FLEETD_TEST_RETURN", size(1500, 300))
+	fleet := setting(t, "FLEETD_TEST_RETURN", racetest.Size(1500, 300))
 	const talkers = 20
 	node := programs.Start(t)
 	come := []string{"--transport", "mqtt", "--reconnect", "1s", "--reconnect-jitter", "4s", "--quiet"}

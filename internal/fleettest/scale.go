@@ -38,23 +38,6 @@ func scaledWait(d time.Duration) time.Duration {
 // -short`: `make verify` runs it.
 const inVerify = "IN VERIFY: "
 
-// size is how many of something a test has: fewer with the race detector, with which programs take many times as long.
-func size(normal, withRace int) int {
-	if raceEnabled {
-		return withRace
-	}
-	return normal
-}
-
-// withoutRace leaves out, with the race detector, a test whose result is a rate, a share of time or an amount of memory:
-// the detector multiplies all of them.
-func withoutRace(t testing.TB, what string) {
-	t.Helper()
-	if raceEnabled {
-		t.Skip("LACKS: " + what + " means nothing with the race detector")
-	}
-}
-
 // long leaves the test out of `make test`.
 func long(t testing.TB) {
 	t.Helper()

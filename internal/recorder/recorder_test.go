@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/racetest"
 )
 
 func id(n int) devices.ID {
@@ -115,6 +116,7 @@ func TestHostileSteps(t *testing.T) {
 
 // 100,000 devices with three connections each stay within the memory and 5 %.
 func TestMemory(t *testing.T) {
+	racetest.Skip(t, "an amount of memory")
 	const limit = 64 << 20
 	before := heap()
 	r := New("a", limit)

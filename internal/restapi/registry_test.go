@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/racetest"
 )
 
 // ids are the devices of all pages.
@@ -373,6 +374,7 @@ func TestChanges(t *testing.T) {
 // Of 10,000 lines three have a fault: each is named, and nothing is taken. Without
 // them all are there, and an export gives them back.
 func TestImportOfManyLines(t *testing.T) {
+	manyLines := racetest.Size(10_000, 1000)
 	dir := t.TempDir()
 	f := newFleet(t, func(o *Options) { o.Dir = dir })
 	lines := []string{"id,name,label.room,label.floor,client_id"}
@@ -387,7 +389,7 @@ func TestImportOfManyLines(t *testing.T) {
 	column := int64(len(strings.Join(strings.Split(lines[234], ",")[:2], ",")) + 2)
 	want := []api.LineFault{{Line: 235, Column: column, Detail: "label room has 257 bytes, at most 256 are allowed"},
 		{Line: 501, Column: 1, Detail: "02:00:00:00:00:10 is on line 18 already"},
-		{Line: manyLines, Column: 1, Detail: `id must be a MAC address or 1 to 64 of [a-z0-9_-], not "no id"`}}
+		{Line: int64(manyLines), Column: 1, Detail: `id must be a MAC address or 1 to 64 of [a-z0-9_-], not "no id"`}}
 	if !slices.Equal(p.Faults, want) || p.Refused != 3 || p.Detail != "the file has faults on 3 rows; nothing of it was imported" {
 		t.Errorf("%+v", p)
 	}
@@ -397,11 +399,11 @@ func TestImportOfManyLines(t *testing.T) {
 	var report api.ImportReport
 	body := strings.Join(lines, "\n")
 	f.do(t, "POST", "/v1/devices/import", body, "Content-Type", "text/csv").json(t, &report)
-	if report.Rows != manyLines || report.Created != manyLines || report.Refused != 0 || f.service.Registry().Members() != manyLines {
+	if report.Rows != int64(manyLines) || report.Created != int64(manyLines) || report.Refused != 0 || f.service.Registry().Members() != manyLines {
 		t.Errorf("%+v, %d members", report, f.service.Registry().Members())
 	}
 	f.do(t, "POST", "/v1/devices/import", body).json(t, &report)
-	if report.Rows != manyLines || report.Unchanged != manyLines || report.Created+report.Changed != 0 {
+	if report.Rows != int64(manyLines) || report.Unchanged != int64(manyLines) || report.Created+report.Changed != 0 {
 		t.Errorf("the same file again: %+v", report)
 	}
 	for format, kind := range map[string]string{"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"} {
@@ -413,12 +415,12 @@ func TestImportOfManyLines(t *testing.T) {
 			t.Errorf("%.500s", r.body)
 		}
 		f.do(t, "POST", "/v1/devices/import", r.body).json(t, &report)
-		if report.Rows != manyLines || report.Unchanged != manyLines {
+		if report.Rows != int64(manyLines) || report.Unchanged != int64(manyLines) {
 			t.Errorf("%s of the export imported: %+v", format, report)
 		}
 		other := newFleet(t)
 		other.do(t, "POST", "/v1/devices/import", r.body).json(t, &report)
-		if report.Created != manyLines {
+		if report.Created != int64(manyLines) {
 			t.Errorf("%+v", report)
 		}
 		for _, id := range []devices.ID{"02:00:00:00:00:00", devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", (manyLines-1)>>8, (manyLines-1)&255))} {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/envelope"
+	"fleetd/internal/racetest"
 )
 
 type sink struct{ frames int }
@@ -69,7 +70,7 @@ func (e *echo) HandleAudio(f envelope.Frame) {
 func (e *echo) ReportNoAudio(uint64) {}
 
 func TestSocketsAllocateNothing(t *testing.T) {
-	if raceDetector {
+	if racetest.Enabled {
 		t.Log("sync.Pool drops items under the race detector; run the allocation tests without it")
 		return
 	}

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"fleetd/internal/racetest"
 )
 
 // forger sends forged packets; next is the sequence number that the device will use next.
@@ -58,7 +60,7 @@ func TestFlood(t *testing.T) {
 			perFrame := int(rate * k.frame / time.Second)
 			frames := uint32(40)
 			switch {
-			case raceDetector: // which makes everything ten times slower
+			case racetest.Enabled: // which makes everything ten times slower
 				perFrame /= 10
 			case k.full:
 				frames = 180 // over a million forged packets

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"fleetd/internal/envelope"
+	"fleetd/internal/racetest"
 )
 
 func listen(t testing.TB, addr string) *Table {
@@ -249,7 +250,7 @@ func TestFloodOverSockets(t *testing.T) {
 		a.peers = append(a.peers, dial(t, table))
 	}
 	perFrame, frames := 1000, uint32(150)
-	if raceDetector {
+	if racetest.Enabled {
 		perFrame = 100
 	}
 	next := uint32(1)

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/racetest"
 )
 
 // keep runs Keep until the test ends.
@@ -55,7 +56,7 @@ func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) (ids
 	return ids
 }
 
-const many = 30_000
+var many = racetest.Size(30_000, 5_000)
 
 // The time to list photos depends on the page, not on the number of stored photos, and
 // photos that are missing in it are added to the index.
@@ -97,7 +98,7 @@ func TestListOfManyPhotos(t *testing.T) {
 func TestUploadIntoAFullStoreOfMany(t *testing.T) {
 	const limit = 12 << 20
 	c := newTestServer(t, func(o *Options) { o.Limit = limit })
-	c.storeUnindexed(t, other, 26_000)
+	c.storeUnindexed(t, other, racetest.Size(26_000, 5_000))
 	jpeg := picture(t, 512)
 	for i := range 12 {
 		begun := time.Now()

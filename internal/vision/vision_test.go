@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/racetest"
 )
 
 // TestCameraUpload uploads as the firmware does, and reads the photo back.
@@ -256,7 +257,8 @@ func TestEviction(t *testing.T) {
 
 // Concurrent uploads into a full store find room, although others use the room that was made.
 func TestManyUploadsIntoAFullStore(t *testing.T) {
-	const limit, clients, times = 20 << 20, 24, 20
+	const limit, clients = 20 << 20, 24
+	times := racetest.Size(20, 5)
 	c := newTestServer(t, func(o *Options) { o.Limit, o.PerDevice, o.PerAddress = limit, clients, clients })
 	jpeg := picture(t, 700)
 	body := cameraBody("q", jpeg)

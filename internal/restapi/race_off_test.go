@@ -1,5 +1,0 @@
-//go:build !race
-
-package restapi
-
-const manyLines = 10_000

@@ -1,5 +1,0 @@
-//go:build !race
-
-package udpaudio
-
-const raceDetector = false
