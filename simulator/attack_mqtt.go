@@ -25,21 +25,21 @@ const (
 // probe is one kind of bad input on a connection of its own.
 type probe struct {
 	name string
-	// login: first a CONNECT with the device's own credentials.
+	// login means that the probe first logs in with the device's credentials.
 	login bool
-	// alone: it takes over the sessions of others with these credentials, and they its own.
+	// alone means that no other such probe runs meanwhile: a CONNECT with the same client id would end its connection.
 	alone bool
 	send  func(*probeRun) error
 }
 
-// probeRun is a probe at work. The reader owns result until its channel is closed.
+// probeRun is the state of a running probe.
 type probeRun struct {
 	conn   net.Conn
 	target firmware.Login
-	ended  chan struct{} // the server closed
-	acked  chan struct{} // CONNACK came
+	ended  chan struct{} // closed when nothing more is read
+	acked  chan struct{} // closed when CONNACK has arrived
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards result
 	result probeResult
 }
 
@@ -130,7 +130,7 @@ func probes() []probe {
 	}
 }
 
-// remaining is the number of bytes after the fixed header of a sound packet.
+// remaining returns how many bytes follow the fixed header of a valid packet.
 func remaining(packet []byte) int {
 	n := 0
 	for i, c := range packet[1:5] {
@@ -142,8 +142,8 @@ func remaining(packet []byte) int {
 	return n
 }
 
-// attackMQTT runs every probe on a connection of its own: all at once, except that those with credentials take turns
-// and share the time.
+// attackMQTT runs every probe on a connection of its own. The probes marked alone run one after the other and share the
+// duration; the others run at once.
 func attackMQTT(ctx context.Context, o *options, duration time.Duration) (*mqttAttack, error) {
 	target, login, err := attackTarget(ctx, o)
 	if err != nil {
@@ -178,7 +178,8 @@ func attackMQTT(ctx context.Context, o *options, duration time.Duration) (*mqttA
 	return r, nil
 }
 
-// attackTarget requests a device's credentials as a device does; with --target the attack goes on without them.
+// attackTarget requests credentials from the OTA URL, as a device does. If it gets none, it invents some, and the attack
+// needs --target.
 func attackTarget(ctx context.Context, o *options) (t firmware.Login, login bool, err error) {
 	f, err := firmware.New(o.Options)
 	if err != nil {
@@ -222,9 +223,9 @@ func (p probe) run(ctx context.Context, o *options, t firmware.Login, watch time
 		select {
 		case <-r.acked:
 		case <-r.ended:
-			err = errors.Join(errors.New("closed at the login"), err)
+			err = errors.Join(errors.New("the server closed the connection during the login"), err)
 		case <-time.After(probeLogin):
-			err = errors.Join(errors.New("no CONNACK at the login"), err)
+			err = errors.Join(errors.New("the server did not answer the login with CONNACK"), err)
 		case <-ctx.Done():
 		}
 		started = time.Now()
@@ -247,7 +248,7 @@ func (r *probeRun) write(b []byte) error {
 	return err
 }
 
-// drip sends one byte a second until the server has had enough or all are sent.
+// drip sends one byte a second until the server closes the connection or all bytes are sent.
 func (r *probeRun) drip(b []byte) error {
 	for i := range b {
 		if err := r.write(b[i : i+1]); err != nil {
@@ -262,7 +263,7 @@ func (r *probeRun) drip(b []byte) error {
 	return nil
 }
 
-// read notes what comes until the connection ends or ctx does.
+// read collects the packets of the server until the connection or ctx ends.
 func (r *probeRun) read(ctx context.Context) {
 	err := firmware.ReadPackets(r.conn, func(p firmware.Packet) bool {
 		r.mu.Lock()

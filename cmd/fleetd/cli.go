@@ -20,30 +20,30 @@ import (
 // Exit statuses.
 const (
 	exitOK          = 0
-	exitFailed      = 1 // wrong usage, or a node that could not start for another reason than exitSettings
+	exitFailed      = 1 // wrong usage, or a node that could not start although its settings are right (else exitSettings)
 	exitRefused     = 2 // refused, offline, not reachable
 	exitTool        = 3 // the tool failed on the device
 	exitTimeout     = 4
 	exitInterrupted = 130
 )
 
-// app is what commands share: where they write and what they know of the process.
+// app is what all commands share: their input and output, and what they know about the process.
 type app struct {
 	environ        []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	// interactive: stdin and stderr are a terminal.
+	// interactive reports whether stdin and stderr are a terminal.
 	interactive bool
 	// open starts a browser.
 	open func(link string) error
 	now  func() time.Time
-	// refresh is the pause between two looks of `devices --watch`.
+	// refresh is the pause between two requests of a command with --watch.
 	refresh time.Duration
 	// inContainer reports whether this process runs in a container.
 	inContainer bool
-	// columns is how many characters a line of the terminal has; 0: stdout is not a terminal.
+	// columns is the width of the terminal in characters, 0 if it is unknown or stdout is not a terminal.
 	columns int
-	// jsonErrors: errors are JSON, for programs.
+	// jsonErrors reports whether errors are printed as JSON, for programs.
 	jsonErrors bool
 }
 
@@ -58,22 +58,22 @@ type commands struct {
 	Queue       queueCmd       `cmd:"" help:"Show what waits for a device, and why."`
 	Restart     restartCmd     `cmd:"" help:"Restart devices when they are idle."`
 	Events      eventsCmd      `cmd:"" help:"Follow live events."`
-	Explain     explainCmd     `cmd:"" help:"Show why a device is offline or unwell, or why a call failed. Exit status 3: a cause was found, 4: unknown."`
-	Log         logCmd         `cmd:"" help:"Show what happened to a device: checks, connections, failures, calls."`
-	Trace       traceCmd       `cmd:"" help:"Show the messages of a device, its records and calls as they happen."`
+	Explain     explainCmd     `cmd:"" help:"Show why a device is offline or has a problem, or why a call failed. Exit status 3: a cause was found; 4: the cause is unknown."`
+	Log         logCmd         `cmd:"" help:"Show the device log: OTA checks, connections, failures and calls of a device."`
+	Trace       traceCmd       `cmd:"" help:"Show the messages, calls and device-log entries of a device as they happen."`
 	Webhooks    webhooksCmd    `cmd:"" help:"List, create, change, delete or try webhooks, which deliver events to your addresses."`
-	Changes     changesCmd     `cmd:"" help:"Show the log of decisions: who changed what, and when."`
+	Changes     changesCmd     `cmd:"" help:"Show the change log: who changed what, and when."`
 	Photos      photosCmd      `cmd:"" help:"List, download or delete photos."`
 	Console     consoleCmd     `cmd:"" help:"Open the web console with a one-time link."`
 	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
 	Keys        keysCmd        `cmd:"" help:"Create, list, show or revoke API keys."`
 	Secret      secretCmd      `cmd:"" help:"Rotate the fleet's secret, or the admin token."`
-	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys, by which hardware proves itself."`
+	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys; a device that signs with one is admitted without a code."`
 	Policy      policyCmd      `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
 	Audit       auditCmd       `cmd:"" help:"Show who did what, export it, or look for gaps in it."`
 	Nodes       nodesCmd       `cmd:"" help:"List the nodes."`
 	LogLevel    logLevelCmd    `cmd:"" help:"Show or set how much a node logs."`
-	Doctor      doctorCmd      `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
+	Doctor      doctorCmd      `cmd:"" help:"Show the OTA reply that a device gets, and settings with which devices cannot work."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if the node is ready, else with 1 and the reason."`
 	Backup      backupCmd      `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`
 	Restore     restoreCmd     `cmd:"" help:"Put a backup into an empty data directory."`
@@ -81,26 +81,26 @@ type commands struct {
 	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
 }
 
-// clientFlags are those of every command that talks to a node.
+// clientFlags are the flags of every command that talks to a node.
 type clientFlags struct {
 	DataDir string `help:"Data directory of the local node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data" group:"Node"`
-	API     string `name:"api" help:"Base URL of a node's API instead ($FLEETD_API)." placeholder:"URL" group:"Node"`
-	Token   string `help:"Bearer token for it ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
+	API     string `name:"api" help:"Base URL of a node's API, used instead of the data directory ($FLEETD_API)." placeholder:"URL" group:"Node"`
+	Token   string `help:"Bearer token for the API ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
 }
 
-// jsonFlags are those of a command that can print the JSON of the server. The command sets per.
+// jsonFlags are the flags of a command that can print the server's JSON. The command's tag set:"per=..." completes the help.
 type jsonFlags struct {
 	JSON bool `name:"json" help:"Print the server's JSON${per}."`
 	clientFlags
 }
 
-// client finds the node.
+// client returns a client of the node that the flags name.
 func (f clientFlags) client(a *app) (*apiclient.Client, error) {
 	c := config.LoadClient(config.Client(f), a.environ)
 	return apiclient.Discover(c.DataDir, c.API, c.Token)
 }
 
-// exitError carries the exit status of an error that does not show it by itself.
+// exitError is an error with an exit status that exitCode could not derive from the error itself.
 type exitError struct {
 	error
 	code int
@@ -108,7 +108,7 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
-// failed makes an error of the command line or of this machine, as opposed to one of the server.
+// failed returns an error whose cause is the command line or this machine, not the server.
 func failed(format string, args ...any) error {
 	return exitError{fmt.Errorf(format, args...), exitFailed}
 }
@@ -119,7 +119,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return a.report(ctx, failed("`fleetd %s` is now `fleetd %s`, with the same arguments", old, now))
 	}
 	args = normalized(args)
-	a.jsonErrors = slices.Contains(args, "--json") // known also where the rest is wrong
+	a.jsonErrors = slices.Contains(args, "--json") // before the parser, whose errors are then JSON, too
 	helped := false
 	parser, err := newParser(&commands{Serve: newServeCmd()},
 		kong.Writers(a.stdout, a.stderr),
@@ -131,7 +131,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	command, err := parser.Parse(args)
 	if helped {
-		// kong has printed the help, and goes on to find out that arguments are missing.
+		// kong goes on after it has printed the help, and may report missing arguments.
 		return exitOK
 	}
 	if err != nil {
@@ -162,7 +162,7 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 	}, options...)...)
 }
 
-// renamed returns the former name of a command that the arguments begin with, and its name now; empty if they do not.
+// renamed returns the old and the new name of a command if the arguments begin with an old name, else empty strings.
 func renamed(args []string) (old, now string) {
 	switch {
 	case len(args) > 0 && args[0] == "token":
@@ -196,8 +196,8 @@ func (a *app) report(ctx context.Context, err error) int {
 	return exitCode(err)
 }
 
-// reportJSON prints an error as one JSON object on one line, with the server's answer if it is one, and returns the exit
-// status.
+// reportJSON prints an error as one JSON object on one line and returns the exit status. An error that the server
+// answered with is in the object, too.
 func (a *app) reportJSON(err error) int {
 	report := struct {
 		Error   string          `json:"error"`
@@ -214,7 +214,7 @@ func (a *app) reportJSON(err error) int {
 		fmt.Fprintf(a.stderr, "{\"error\":\"cannot write the error as JSON\",\"exit\":%d}\n", report.Exit)
 		return report.Exit
 	}
-	_, _ = a.stderr.Write(safeJSON(line.Bytes())) // there is no other place to say that it failed
+	_, _ = a.stderr.Write(safeJSON(line.Bytes())) // a failure could be reported nowhere
 	return report.Exit
 }
 

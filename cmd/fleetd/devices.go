@@ -27,16 +27,16 @@ type devicesCmd struct {
 	Edit    editCmd        `cmd:"" help:"Change the name of a device, or labels and transport of one or of a selection."`
 	Import  importCmd      `cmd:"" help:"Add devices, or change them, from a CSV or NDJSON file."`
 	Export  exportCmd      `cmd:"" help:"Write devices to a CSV or NDJSON file."`
-	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or a client that waits as a known one."`
-	Refuse  refuseCmd      `cmd:"" help:"Refuse a client that waits as a device, and nothing else."`
-	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it waits for approval from its next OTA check on."`
-	Forget  forgetCmd      `cmd:"" help:"Remove a device and make its credentials worthless."`
-	Rotate  rotateCmd      `cmd:"" help:"Give a device, or all, new credentials at the next OTA check; the old ones stay valid meanwhile."`
+	Approve approveCmd     `cmd:"" help:"Admit a device that waits for approval, or a client that waits under the id of a known device."`
+	Refuse  refuseCmd      `cmd:"" help:"Refuse a client that waits under the id of a device; the device keeps its credentials and its connection."`
+	Revoke  revokeCmd      `cmd:"" help:"Invalidate a device's credentials; from its next OTA check on the device waits for approval."`
+	Forget  forgetCmd      `cmd:"" help:"Remove a device and invalidate its credentials."`
+	Rotate  rotateCmd      `cmd:"" help:"Give one device, or all, new credentials at the next OTA check; the old credentials stay valid for a time."`
 }
 
 type devicesListCmd struct {
 	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as 'room=lab,firmware<2.4'."`
-	Sort      string `help:"Order: id, name, last_seen or offline_since; the last two list devices that are offline." default:"id" enum:"id,name,last_seen,offline_since"`
+	Sort      string `help:"Order: id, name, last_seen or offline_since. last_seen and offline_since list only devices that are offline." default:"id" enum:"id,name,last_seen,offline_since"`
 	State     string `help:"Only devices that are online, offline, pending or contested." placeholder:"STATE" values:"online,offline,pending,contested"`
 	Transport string `help:"Only devices on this transport." placeholder:"NAME" values:"mqtt,websocket"`
 	Board     string `help:"Only devices with this board." placeholder:"NAME"`
@@ -52,7 +52,7 @@ type devicesListCmd struct {
 // Run prints the devices, once or until interrupted.
 func (d *devicesListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if !d.Watch && (d.JSON || d.CSV) {
-		// Lines need no widths, so a large fleet need not be in memory.
+		// These formats have no column widths, so devices are written as they arrive and a large fleet is never in memory.
 		out := bufio.NewWriter(a.stdout)
 		err := d.write(ctx, a, c, out)
 		if flushErr := out.Flush(); err == nil && flushErr != nil {
@@ -63,7 +63,8 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 	return a.look(ctx, d.Watch, !d.JSON && !d.CSV, func(out io.Writer) error { return d.write(ctx, a, c, out) })
 }
 
-// look prints what write writes; with watch again whenever it has changed, after a blank line if that separates, until ctx ends.
+// look prints the output of write. With watch it calls write again and again until ctx ends, and prints the output when it
+// has changed, after a blank line if separate is true.
 func (a *app) look(ctx context.Context, watch, separate bool, write func(io.Writer) error) error {
 	var shown []byte
 	for {
@@ -94,7 +95,7 @@ func (a *app) look(ctx context.Context, watch, separate bool, write func(io.Writ
 	}
 }
 
-// filter is what the flags select.
+// filter returns the query that the flags stand for.
 func (d *devicesListCmd) filter() apiclient.Query {
 	filter := apiclient.Query{"select": d.Select, "state": d.State, "transport": d.Transport, "board": d.Board, "firmware": d.Firmware, "label": d.Label, "q": d.Search}
 	if d.Sort != "id" { // the server's own order
@@ -124,7 +125,7 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 	}, filter, "devices")
 }
 
-// writeSheet writes devices as CSV, as far as they could be had.
+// writeSheet writes devices as CSV. After an error, it has written the devices that came before.
 func writeSheet(out io.Writer, devices iter.Seq2[api.Device, error]) error {
 	sheet := csv.NewWriter(out)
 	_ = sheet.Write(deviceColumns) // Flush reports it
@@ -141,7 +142,7 @@ func writeSheet(out io.Writer, devices iter.Seq2[api.Device, error]) error {
 	return failure
 }
 
-// deviceColumns are those of `devices --csv`; a later version adds others at the end.
+// deviceColumns are the columns of `devices --csv`; later versions only append to them.
 var deviceColumns = []string{"id", "name", "state", "offline_reason", "offline_since", "transport", "node", "board", "firmware",
 	"tools", "catalog_state", "first_seen", "last_seen", "labels"}
 
@@ -154,7 +155,7 @@ func deviceCells(d api.Device) []string {
 	return cells
 }
 
-// csvCell keeps what a device reports of itself from being a formula in a spreadsheet.
+// csvCell prevents a spreadsheet from taking text of a device for a formula.
 func csvCell(text string) string {
 	text = cleantext.Line(text)
 	if cleantext.IsFormula(text) {
@@ -170,7 +171,7 @@ func csvTime(at time.Time) string {
 	return at.UTC().Format(time.RFC3339)
 }
 
-// labelsText writes labels as a selection has them, in order of key.
+// labelsText returns labels in the notation of selections, in order of key.
 func labelsText(labels map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
@@ -202,7 +203,7 @@ func toolsCell(d api.Device) string {
 	return strconv.Itoa(d.MCP.Tools)
 }
 
-// seenCell is when the device was last seen. A watcher gets the time itself: an age would change at every look.
+// seenCell is when the device was last seen. With --watch it is a time, since an age would change at every request.
 func (d *devicesListCmd) seenCell(device api.Device, now time.Time) string {
 	switch {
 	case device.State == "online":
@@ -215,18 +216,18 @@ func (d *devicesListCmd) seenCell(device api.Device, now time.Time) string {
 
 type approveCmd struct {
 	Device string `arg:"" help:"Device id, or the six-digit code that the device speaks."`
-	Client string `arg:"" optional:"" help:"The client to admit, as devices show prints it: needed if another one is admitted or several wait."`
+	Client string `arg:"" optional:"" help:"The client to admit, as devices show prints it; needed if another client is already admitted or several wait."`
 	clientFlags
 }
 
 // Run approves.
 func (cmd *approveCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return a.change(cmd.Device, "approved; it takes effect at its next OTA check", c.Approve(ctx, cmd.Device, cmd.Client))
+	return a.change(cmd.Device, "approved; this takes effect at the device's next OTA check", c.Approve(ctx, cmd.Device, cmd.Client))
 }
 
 type refuseCmd struct {
 	Device string `arg:"" help:"Device id."`
-	Client string `arg:"" help:"The client to refuse, as devices show prints it. It waits again only after it is approved."`
+	Client string `arg:"" help:"The client to refuse, as devices show prints it. It stays refused until an approval names it."`
 	clientFlags
 }
 
@@ -243,7 +244,7 @@ type revokeCmd struct {
 // Run revokes.
 func (cmd *revokeCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	r, err := c.Revoke(ctx, cmd.Device)
-	return a.change(cmd.Device, revokedText(r)+"; it waits for approval from its next OTA check on", err)
+	return a.change(cmd.Device, revokedText(r)+"; the device waits for approval from its next OTA check on", err)
 }
 
 type forgetCmd struct {
@@ -256,7 +257,7 @@ func (cmd *forgetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) erro
 	return a.change(cmd.Device, "forgotten", c.Forget(ctx, cmd.Device))
 }
 
-// change prints what was done to a device or to something else with a name, unless that failed.
+// change prints what was done to the device or other thing with this name, unless it failed.
 func (a *app) change(name, done string, err error) error {
 	if err == nil {
 		_, err = fmt.Fprintf(a.stdout, "%s %s\n", cleantext.Line(name), done)
@@ -264,10 +265,10 @@ func (a *app) change(name, done string, err error) error {
 	return err
 }
 
-// revokedText is how far a revocation is. One that is not recorded yet is in force all the same, so it is a success.
+// revokedText says whether a revocation is in the database yet. It is in force in either case, so both are a success.
 func revokedText(r api.Revocation) string {
 	if r.Recorded {
 		return "revoked"
 	}
-	return "revoked on " + count(len(r.Nodes), "node") + " (" + cleantext.Line(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
+	return "revoked on " + count(len(r.Nodes), "node") + " (" + cleantext.Line(strings.Join(r.Nodes, ", ")) + "); the database is away, and the revocation is recorded there when it is back"
 }

@@ -15,7 +15,7 @@ import (
 type eventsCmd struct {
 	Device string `arg:"" optional:"" help:"Only events of this device."`
 	Type   string `help:"Only events of this type, such as online or notifications." placeholder:"TYPE"`
-	Since  string `help:"Begin with the events of then: a duration back such as 1h, a date or a time. Without it: what happens from now on." placeholder:"1h|TIME"`
+	Since  string `help:"Begin with the events since then: a duration before now such as 1h, a date or a time. Without it, only new events are printed." placeholder:"1h|TIME"`
 	JSON   bool   `name:"json" help:"Print one JSON object per line: id, type, and the server's data."`
 	clientFlags
 }
@@ -32,7 +32,7 @@ func (e *eventsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, Since: since, OnRetry: func(cause error, wait time.Duration) {
 		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", cleantext.Line(cause.Error()), wait)
 	}}
-	if a.interactive { // a person may wonder whether anything goes on
+	if a.interactive { // until the first event a person sees nothing else
 		options.OnOpen = func() { fmt.Fprintf(a.stderr, "fleetd: connected to %s; Ctrl-C ends\n", cleantext.Line(c.Base())) }
 	}
 	show := printEvent
@@ -50,7 +50,7 @@ func (e *eventsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 	return nil
 }
 
-// printEventJSON adds what is not in the data: the id to resume after, and the type.
+// printEventJSON prints an event as JSON, with what its data lacks: the id after which to resume, and the type.
 func printEventJSON(a *app, event apiclient.Event) error {
 	data := json.RawMessage(event.Data)
 	if !json.Valid(data) {
@@ -71,7 +71,8 @@ func printEventJSON(a *app, event apiclient.Event) error {
 	return printJSONLine(a.stdout, line)
 }
 
-// printEvent writes time, device, type, and what the type adds. Members that order events among machines are left out.
+// printEvent prints the time, device and type of an event and its other members, without those by which programs order
+// events.
 func printEvent(a *app, event apiclient.Event) error {
 	var at, device string
 	var rest []string

@@ -28,7 +28,7 @@ type statusError int
 
 func (e statusError) Error() string { return "exit status " + strconv.Itoa(int(e)) }
 
-// shownDevices is how many devices `explain --offline` names of each cause.
+// shownDevices limits the devices that `explain --offline` names for each cause.
 const shownDevices = 5
 
 // callID matches the ids of calls.
@@ -38,17 +38,17 @@ type explainCmd struct {
 	Target  string `arg:"" optional:"" name:"device|call" help:"Device id, or the id of a call."`
 	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
 	Select  string `help:"With --offline: only these devices, such as room=lab." placeholder:"SELECT"`
-	Unknown bool   `name:"strangers" help:"Unknown devices: their OTA checks and connections." xor:"what"`
+	Unknown bool   `name:"strangers" help:"OTA checks and connections of devices that are not of this fleet." xor:"what"`
 	jsonFlags
 }
 
-// Run prints why.
+// Run prints the explanation of a device, of a call, or of all devices that are offline.
 func (cmd *explainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	switch {
 	case cmd.Offline == (cmd.Target != "") && !cmd.Unknown, cmd.Unknown && cmd.Target != "":
-		return failed("give a device, a call, --offline or --strangers")
+		return failed("give one of these: a device id, a call id, --offline or --strangers")
 	case cmd.Select != "" && !cmd.Offline:
-		return failed("--select is for --offline")
+		return failed("--select works only with --offline; add --offline, or leave --select out")
 	case cmd.Unknown:
 		return printLog(ctx, a, c, cmd.JSON, true, apiclient.Query{"limit": "1000"}, "refusals")
 	case cmd.Offline:
@@ -77,7 +77,8 @@ func statusOf(well bool, cause string) error {
 	return exitCause
 }
 
-// explain explains a call, if the name can be one of a call and is, else a device.
+// explain requests the explanation of a call if target has the form of a call id and the server knows that call, else
+// that of a device.
 func explain(ctx context.Context, c *apiclient.Client, target string) (apiclient.Answer[api.Why], error) {
 	why := func(kind string) (apiclient.Answer[api.Why], error) {
 		return apiclient.Get[apiclient.Answer[api.Why]](ctx, c, nil, kind, target, "explain")
@@ -99,7 +100,7 @@ func explain(ctx context.Context, c *apiclient.Client, target string) (apiclient
 func printExplanation(a *app, e api.Why) error {
 	certain := ""
 	if !e.Certain {
-		certain = " (not certain: it fits best)"
+		certain = " (not certain, but the best fit)"
 	}
 	what := "Device " + e.Device
 	if e.Call != "" {
@@ -126,14 +127,14 @@ func printExplanation(a *app, e api.Why) error {
 	return printReach(a, e.Reach, e.Missing)
 }
 
-// printReach prints how complete an answer is.
+// printReach prints since when each node has recorded, and which nodes are missing from an answer.
 func printReach(a *app, reach []api.Reach, missing []string) error {
 	var parts []string
 	for _, r := range reach {
-		parts = append(parts, r.Node+" since "+r.Since.UTC().Format(time.RFC3339))
+		parts = append(parts, "on node "+r.Node+" at "+r.Since.UTC().Format(time.RFC3339))
 	}
 	if len(parts) > 0 {
-		fmt.Fprintln(a.stdout, cleantext.Line("Records of "+strings.Join(parts, ", ")))
+		fmt.Fprintln(a.stdout, cleantext.Line("The device log begins "+strings.Join(parts, ", ")))
 	}
 	for _, m := range missing {
 		fmt.Fprintln(a.stdout, cleantext.Line(m+" did not answer: its records are missing"))
@@ -147,8 +148,8 @@ type causeGroup struct {
 	count int
 }
 
-// offline explains all devices that are offline, a page at a time, and groups them by cause. It keeps of each cause the
-// number and a few devices.
+// offline explains all devices that are offline, a page at a time, and groups them by cause. Of each cause it keeps only
+// the count and a few devices, so that its memory does not grow with the fleet.
 func (cmd *explainCmd) offline(ctx context.Context, a *app, c *apiclient.Client) error {
 	groups := map[string]*causeGroup{}
 	var missing []string
@@ -216,14 +217,14 @@ func printGroups(a *app, groups map[string]*causeGroup) error {
 
 type logCmd struct {
 	Device string `arg:"" help:"Device id."`
-	Kind   string `help:"Only records of this kind, such as closed or call." placeholder:"KIND"`
-	Before string `help:"Only earlier records: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
-	Cursor string `help:"next_cursor of the page before, from --json." placeholder:"CURSOR"`
-	Limit  int    `default:"50" help:"At most this many, up to 1000."`
+	Kind   string `help:"Only entries of this kind, such as closed or call." placeholder:"KIND"`
+	Before string `help:"Only entries before this time: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
+	Cursor string `help:"Show the page after this one: the next_cursor that --json printed." placeholder:"CURSOR"`
+	Limit  int    `default:"50" help:"Maximum number of entries, up to 1000."`
 	jsonFlags
 }
 
-// Run prints what happened to a device, newest first.
+// Run prints the log of a device, newest entry first.
 func (cmd *logCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	query := apiclient.Query{"kind": cmd.Kind, "before": cmd.Before, "cursor": cmd.Cursor, "limit": strconv.Itoa(cmd.Limit)}
 	return printLog(ctx, a, c, cmd.JSON, false, query, "devices", cmd.Device, "log")

@@ -54,12 +54,12 @@ func TestExplain(t *testing.T) {
 		"GET /v1/devices/b/log?kind=call&limit=7":       `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"call","device":"b","cause":"ok","count":1,"call":"c1","tool":"self.light.set","duration_ms":1500}],"reach":[],"missing":["b"]}`,
 	})
 	f.run("explain", "b").is(t, 3, strings.Join([]string{
-		"Device b is offline: gone (not certain: it fits best)",
+		"Device b is offline: gone (not certain, but the best fit)",
 		"Because it is so.",
 		"Evidence  2026-08-01T11:00:00Z  closed  gone  (node a)",
 		"What to do",
 		"  1. Look at it.",
-		"Records of a since 2026-08-01T10:00:00Z",
+		"The device log begins on node a at 2026-08-01T10:00:00Z",
 		"b did not answer: its records are missing",
 		"",
 	}, "\n"), "")

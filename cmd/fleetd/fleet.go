@@ -17,12 +17,12 @@ import (
 // shownValues is how many values of a dimension a summary shows.
 const shownValues = 15
 
-// otherValues is what a server calls the rest of a dimension.
+// otherValues is the name under which the server counts the remaining values of a dimension.
 const otherValues = "other"
 
 type fleetCmd struct {
 	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
-	Since     string `help:"Show figures over time instead, of the whole fleet: from a duration back such as 24h, a date or a time; at most 7 days." placeholder:"24h|TIME"`
+	Since     string `help:"Show figures of the whole fleet over time instead of counts: since a duration before now such as 24h, a date or a time; at most 7 days." placeholder:"24h|TIME"`
 	jsonFlags `set:"per=, with all values"`
 }
 
@@ -64,7 +64,7 @@ type valueCount struct {
 	devices int64
 }
 
-// frequent returns the most frequent values, the rest added up at the end.
+// frequent returns the most frequent values, and at the end the sum of all others.
 func frequent(values map[string]int64) []valueCount {
 	var all []valueCount
 	rest := values[otherValues]
@@ -89,18 +89,18 @@ func frequent(values map[string]int64) []valueCount {
 }
 
 type changesCmd struct {
-	Device    string `arg:"" optional:"" help:"Only decisions about this device."`
-	Since     string `help:"Only what came after a revision, a duration back such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
+	Device    string `arg:"" optional:"" help:"Only changes of this device."`
+	Since     string `help:"Only changes after this: a revision, a duration before now such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
 	jsonFlags `set:"per=, one change per line"`
 }
 
-// Run prints the log, oldest first.
+// Run prints the change log, oldest first.
 func (cmd *changesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	since := cmd.Since
 	if _, err := strconv.ParseUint(since, 10, 63); since != "" && err != nil {
 		at, err := moment(since, a.now(), -1)
 		if err != nil {
-			return failed("--since takes a revision; or it %w", err)
+			return failed("--since %w; it also takes a revision, which is a whole number", err)
 		}
 		since = at.UTC().Format(time.RFC3339Nano)
 	}
@@ -109,7 +109,7 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) err
 		path = []string{"devices", cmd.Device, "changes"}
 	}
 	changes := apiclient.List[apiclient.Answer[api.Change]](ctx, c, apiclient.Query{"since": since}, path...)
-	if cmd.Device != "" { // the server has those of one device newest first
+	if cmd.Device != "" { // the server lists the changes of one device newest first
 		var err error
 		if changes, err = reversed(changes); err != nil {
 			return err
@@ -131,7 +131,7 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) err
 	return nil
 }
 
-// reversed reads a list to its end and turns it around.
+// reversed reads a list to its end and returns its items in reverse order.
 func reversed[T any](list iter.Seq2[T, error]) (iter.Seq2[T, error], error) {
 	all, err := apiclient.Collect(list)
 	return func(yield func(T, error) bool) {

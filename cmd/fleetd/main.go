@@ -2,7 +2,7 @@
 //
 // It parses the command line, calls the node or the API client, and turns an error into one line on standard error
 // and an exit status: 0 fine, 1 a wrong command line or a node that could not start, 2 refused, offline or not
-// reachable, 3 a tool failed on its device, 4 no answer in time, 130 interrupted.
+// reachable, 3 a tool failed on its device, 4 no answer in time, 78 wrong settings of a node, 130 interrupted.
 package main
 
 import (
@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	// Time zones are found by name on machines and in images that have no zone database.
+	// With this import, time zones are found by name also on machines and in images without a zone database.
 	_ "time/tzdata"
 
 	"github.com/mattn/go-isatty"
@@ -41,8 +41,8 @@ func main() {
 	os.Exit(wait(done, signals, cancel))
 }
 
-// sameRequest is how soon after the first a signal counts as the same one: Ctrl-C reaches a whole group of processes, and
-// the one that started this may pass on its own.
+// sameRequest is for how long after the first signal further ones count as the same request: Ctrl-C reaches a whole group
+// of processes, so that the parent process may forward a signal that this process has already received.
 const sameRequest = time.Second
 
 // wait returns the exit status of the command. The first signal ends its context, which drains a node; a

@@ -53,7 +53,7 @@ func (cmd *logLevelCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 type healthcheckCmd struct {
 	Live    bool   `help:"Only whether the node runs: it serves devices also while its database or NATS is away."`
 	DataDir string `help:"Data directory of the local node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data" group:"Node"`
-	API     string `name:"api" help:"Base URL of a node's API instead ($FLEETD_API)." placeholder:"URL" group:"Node"`
+	API     string `name:"api" help:"Base URL of a node's API, used instead of the data directory ($FLEETD_API)." placeholder:"URL" group:"Node"`
 }
 
 // Run requests the readiness once. Every failure has the same exit status, the one that container platforms define.

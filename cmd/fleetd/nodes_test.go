@@ -54,7 +54,7 @@ func TestPhotos(t *testing.T) {
 		t.Errorf("%q, %v", content, err)
 	}
 	f.run("photos", "-o", dir).is(t, exitOK, "", "")
-	f.run("photos", "c", "-o", dir).is(t, exitRefused, "", "fleetd: the id \"../p\" of a photo cannot be a file name\n")
+	f.run("photos", "c", "-o", dir).is(t, exitRefused, "", "fleetd: the id \"../p\" of a photo cannot be a file name; download it with `fleetd photos get ID -o FILE`\n")
 	f.run("photos", "get", "p1", "-o", "-").is(t, exitOK, "\xff\xd8p1", "")
 	f.run("photos", "delete", "p1").is(t, exitOK, "p1 deleted\n", "")
 }
@@ -141,6 +141,6 @@ func TestRevokeWithoutDatabase(t *testing.T) {
 		"DELETE /v1/keys/lab":       `{"recorded":false,"nodes":["n-1"]}`,
 	})
 	f.status["POST /v1/devices/a/revoke"], f.status["DELETE /v1/keys/lab"] = 202, 202
-	f.run("devices", "revoke", "a").is(t, exitOK, "a revoked on 2 nodes (n-1, n-2), not yet in the database, which is away; it is recorded when the database is back; it waits for approval from its next OTA check on\n", "")
-	f.run("keys", "revoke", "lab").is(t, exitOK, "lab revoked on 1 node (n-1), not yet in the database, which is away; it is recorded when the database is back\n", "")
+	f.run("devices", "revoke", "a").is(t, exitOK, "a revoked on 2 nodes (n-1, n-2); the database is away, and the revocation is recorded there when it is back; the device waits for approval from its next OTA check on\n", "")
+	f.run("keys", "revoke", "lab").is(t, exitOK, "lab revoked on 1 node (n-1); the database is away, and the revocation is recorded there when it is back\n", "")
 }

@@ -25,7 +25,7 @@ type photosCmd struct {
 
 type photosListCmd struct {
 	Device    string `arg:"" optional:"" help:"Only photos of this device."`
-	Output    string `short:"o" help:"Download them into this directory as ID.jpg; those that are there already are left out." placeholder:"DIR"`
+	Output    string `short:"o" help:"Download the photos into this directory as ID.jpg, except those that it already has." placeholder:"DIR"`
 	jsonFlags `set:"per=, one photo per line"`
 }
 
@@ -56,17 +56,17 @@ func (cmd *photosListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 	return nil
 }
 
-// photoName is what an id must look like to be the name of a file.
+// photoName matches the ids that are safe as file names.
 var photoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]*$`)
 
-// download keeps one photo in the directory.
+// download writes one photo into the directory, unless it is there already.
 func (cmd *photosListCmd) download(ctx context.Context, a *app, c *apiclient.Client, p api.Photo) error {
 	if !photoName.MatchString(p.ID) {
-		return fmt.Errorf("the id %q of a photo cannot be a file name", p.ID)
+		return fmt.Errorf("the id %q of a photo cannot be a file name; download it with `fleetd photos get ID -o FILE`", p.ID)
 	}
 	path := filepath.Join(cmd.Output, p.ID+".jpg")
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return err // nil: it is there already
+		return err // nil if the file exists
 	}
 	size, err := writeFile(path, func(w io.Writer) (int64, error) { return c.Photo(ctx, p.ID, w) })
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Code == "not_found" {

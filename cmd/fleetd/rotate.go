@@ -14,11 +14,11 @@ import (
 type rotateCmd struct {
 	Device string        `arg:"" optional:"" help:"Device id; none with --all."`
 	All    bool          `help:"Rotate the credentials of all devices."`
-	Grace  time.Duration `help:"How long the old credentials stay valid for devices that did not boot since, 1m to 8760h." default:"720h"`
+	Grace  time.Duration `help:"How long the old credentials stay valid for devices that have not restarted since the rotation, 1m to 8760h." default:"720h"`
 	clientFlags
 }
 
-// Run rotates one device or all.
+// Run rotates the credentials of one device or of all.
 func (cmd *rotateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	if (cmd.Device == "") != cmd.All {
 		return failed("give a device, or --all (see fleetd devices rotate --help)")
@@ -37,7 +37,7 @@ func (cmd *rotateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check, so restart what does not restart by itself before %s\n",
+	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check: restart each device that does not restart by itself before %s\n",
 		who, after.Generation, after.PreviousUntil.UTC().Format(time.RFC3339))
 	return nil
 }

@@ -14,18 +14,18 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// A gather is one question to all other nodes, on `<prefix>.gather.<node>`, stamped like
-// a claim; each node answers on the inbox that the signed body names.
+// A gather is one question to all other nodes. It is published on `<prefix>.gather.<node>` with the name of the asking
+// node, and stamped like a claim. Each node answers on the inbox that the signed body names.
 const (
 	verbGather       = "gather"
 	verbGatherAnswer = "gathered"
 )
 
 const (
-	// gatherTime is how long answers of a gather are awaited. It is not scaled: an answer takes a busy machine as long in
-	// tests as elsewhere.
+	// gatherTime is how long Gather waits for answers. Tests do not shorten it, since a busy machine answers no faster
+	// in them.
 	gatherTime = time.Second
-	// gatherAgain is when it is sent once more to nodes that have not answered: a node
+	// gatherAgain is after how long the question is sent once more if answers are missing: a node
 	// refuses the first message of a sender that does not know its nonce yet.
 	gatherAgain = gatherTime / 3
 )
@@ -43,15 +43,14 @@ type gatherMessage struct {
 // gatherAnswer answers a question of another node.
 type gatherAnswer func(ctx context.Context, question []byte) ([]byte, error)
 
-// OnGather has answer answer the questions of a kind from other nodes; it is called from
-// goroutines of its own. An answer may have 700 KiB.
+// OnGather registers the function that answers questions of a kind from other nodes. Each call runs on a goroutine of
+// its own. An answer may have 700 KiB.
 func (l *Link) OnGather(kind string, answer func(ctx context.Context, question []byte) ([]byte, error)) {
 	l.gathers.Store(kind, gatherAnswer(answer))
 }
 
-// Gather sends a question of a kind, which is JSON, to the named nodes and returns their
-// answers by node, and the nodes that did not answer within a second, in order of name. This node
-// is left out.
+// Gather sends a question of a kind to all other nodes. It returns the answers of the named nodes by node, and, in order
+// of name, those named nodes that did not answer within a second. It ignores this node's own name. The question is JSON.
 func (l *Link) Gather(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string) {
 	answers = map[string][]byte{}
 	for _, node := range nodes {
@@ -121,7 +120,7 @@ func (l *Link) onGather(msg *nats.Msg) {
 	}
 	l.Requests.Add(verbGather, 1)
 	answer, known := l.gathers.Load(m.Kind)
-	if !known { // of a newer version, or this node is starting
+	if !known { // the other node has a newer version, or this node is still starting
 		return
 	}
 	l.run(func() {

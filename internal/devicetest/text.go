@@ -13,8 +13,8 @@ import (
 // brief bounds a request that must be refused without the device.
 const brief = 500 * time.Millisecond
 
-// textChecked sends arguments that the device's reader would drop with their
-// message, cut, or take for others.
+// textChecked sends arguments that the device's parser reads differently, so that fleetd must refuse them: the parser
+// drops a message with an unpaired surrogate, cuts text at U+0000, and takes names that differ only in case for equal.
 func textChecked(t *testing.T, f Frontend) {
 	script := NewScript()
 	f.Online(t, testID, "c1", script)
@@ -50,12 +50,12 @@ func textChecked(t *testing.T, f Frontend) {
 		t.Errorf("the device got %d requests", after-before)
 	}
 	if _, err := call(f.Service, volume, `{"volume":5,"x":"\ud83d\ude00 \\ud83d \\u0000"}`, 5*time.Second); err != nil {
-		t.Errorf("whole pairs: %v", err)
+		t.Errorf("a complete surrogate pair and escaped backslashes: %v", err)
 	}
 }
 
-// textArrives sends the same in text for people, which arrives without it, and
-// elsewhere in messages, where it is refused.
+// textArrives sends messages with such faults. In text for people each fault arrives as U+FFFD. In the other members of
+// a message a fault is refused.
 func textArrives(t *testing.T, f Frontend) {
 	script := NewScript()
 	f.withOpenAudio(t, script)

@@ -12,8 +12,8 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// Packet is an Opus packet of 60 ms unlike any other: three CELT frames of
-// 20 ms (RFC 6716, configuration 23, code 3).
+// Packet returns an Opus packet of 60 ms that is different for each n: three CELT frames
+// of 20 ms (RFC 6716, configuration 23, code 3).
 func Packet(n int) []byte { return fmt.Appendf([]byte{23<<3 | 3, 3}, "packet %08d", n) }
 
 func audio(t *testing.T, f Frontend) {
@@ -64,7 +64,7 @@ func (f Frontend) withOpenAudio(t testing.TB, script *Script) Device {
 func speaks(t *testing.T, f Frontend) {
 	script := NewScript()
 	d := f.withOpenAudio(t, script)
-	const packets = 25 // 1.5 s: longer than what is sent ahead
+	const packets = 25 // 1.5 s, more than the server sends ahead
 	f.tell(t, `{"type":"tts","state":"start"}`)
 	for n := range packets {
 		f.Service.SendAudio(testID, Packet(n))

@@ -25,7 +25,7 @@ import (
 // Limits of results.
 const (
 	maxPhoto     = 4 << 20         // bytes, the limit of photo uploads
-	clockSlack   = 5 * time.Second // clock difference between this node and the one that received the photo
+	clockSlack   = 5 * time.Second // tolerated clock difference between this node and the one that received the photo
 	maxPhotoText = 16 << 10        // bytes of a result that may name a photo
 	maxShownArgs = 2000            // bytes of the arguments in a confirmation request
 )
@@ -72,8 +72,8 @@ func (s *Server) failed(f failure) *mcp.CallToolResult {
 
 func (s *Server) failedBy(err error) *mcp.CallToolResult { return s.failed(s.failure(err)) }
 
-// note records that a request was refused before a call; the core records calls
-// itself.
+// note writes to the audit that a request was refused before it became a call. The core
+// writes the entries of calls.
 func (s *Server) note(by access.Principal, action string, id devices.ID, err error) {
 	if e := devices.AsError(err); e.Code == devices.CodeForbidden || e.Code == devices.CodeUnauthorized {
 		s.opt.Service.NoteRefusal(by, action, id, err)
@@ -135,8 +135,8 @@ func (s *Server) runConfirmed(ctx context.Context, req *mcp.CallToolRequest, c d
 	}
 	shown, ok := displayArguments(c.Arguments)
 	if !ok || cleantext.Short(c.Tool, maxTitle) != c.Tool {
-		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this call, but its arguments cannot be shown "+
-			"(the limit is %d bytes without invisible characters); a person can call POST /v1/devices/%s/tools/.../call", maxShownArgs, c.Device)}
+		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this call, but its tool name or arguments cannot be shown completely "+
+			"(arguments may have at most %d bytes and no member twice; neither may have invisible characters or two spaces in a row); a person can call POST /v1/devices/%s/tools/.../call", maxShownArgs, c.Device)}
 	}
 	return result, nil, &mcp.CallToolResult{
 		InputRequests: mcp.InputRequestMap{confirmKey: &mcp.ElicitParams{Mode: "form", Message: s.question(ctx, c, shown),
@@ -268,7 +268,7 @@ func (s *Server) photos(ctx context.Context, id devices.ID, begun time.Time, con
 func (s *Server) photo(ctx context.Context, id devices.ID, name string, begun time.Time) []byte {
 	photo, body, err := s.opt.Photos.Open(ctx, requestInfoOf(ctx).by().Key(), name)
 	if err != nil {
-		return nil // the text contains the id, by which the host can read it
+		return nil // the text contains the id, with which the host can read the photo
 	}
 	defer func() { _ = body.Close() }()
 	if photo.Device != id || photo.TakenAt.Before(begun.Add(-clockSlack)) || photo.TakenAt.After(clock.Now().Add(clockSlack)) {

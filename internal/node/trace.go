@@ -14,10 +14,10 @@ import (
 	"fleetd/internal/trace"
 )
 
-// traceFlush is how long a subscription may take to be in force.
+// traceFlush is how long the NATS server may take to confirm a subscription.
 const traceFlush = 2 * time.Second
 
-// maxUnreadTrace is how many entries, of some 2 KiB at most, wait for one reader; more are left out.
+// maxUnreadTrace limits the entries, of some 2 KiB at most, that wait for one reader; further ones are dropped.
 const maxUnreadTrace = 512
 
 // traceReaders are the readers on this node, by device. The bus does not return to a node what it publishes (NoEcho),
@@ -51,19 +51,19 @@ func (r *traceReaders) pass(id devices.ID, entry []byte) {
 	for unread := range r.of[id] {
 		select {
 		case unread <- &nats.Msg{Data: entry}:
-		default: // left out, as the bus does with a slow reader
+		default: // dropped, as NATS does for a slow reader
 		}
 	}
 }
 
-// startTracer starts the traces of devices, whose entries are published on `<prefix>.trace.<device>`.
+// startTracer starts the tracer, which publishes the entries of a trace on `<prefix>.trace.<device>`.
 func (n *node) startTracer() {
 	subject := func(id devices.ID) string { return n.cfg.NATSPrefix + ".trace." + id.Token() }
 	readers := traceReaders{of: map[devices.ID]map[chan *nats.Msg]bool{}}
 	n.tracer = trace.New(trace.Options{Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames, Log: n.log,
 		Holder: func(key string) access.Holder { return n.service.Keys().Holder(key, clock.Now()) },
 		Publish: func(id devices.ID, entry []byte) error {
-			if !n.bus.up.Load() { // or the library keeps it for the next connection
+			if !n.bus.up.Load() { // the library would keep the entry until it is connected again
 				return nats.ErrDisconnected
 			}
 			readers.pass(id, entry)

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// mqttWait is how long the firmware waits for a connection, name lookup to CONNACK (esp-ml307 src/esp/esp_mqtt.h:13).
+	// mqttWait is how long the firmware waits for a connection, from the name lookup to CONNACK (esp-ml307 src/esp/esp_mqtt.h:13).
 	mqttWait = 10 * time.Second
 	// mqttWriteWait is esp-mqtt's network timeout.
 	mqttWriteWait = 10 * time.Second
-	// mqttTLSPort is the default and the only port spoken to with TLS (src/esp/esp_mqtt.cc:27-32).
+	// mqttTLSPort is the default port, and the only one that the firmware connects to with TLS (src/esp/esp_mqtt.cc:27-32).
 	mqttTLSPort = 8883
 	subscribeID = 1
 )
@@ -35,12 +35,12 @@ func (e connackError) Error() string {
 	return fmt.Sprintf("CONNACK code %d", byte(e))
 }
 
-// mqttConn is one client connection after esp-mqtt. Reading belongs to one goroutine; write and drop to anyone.
+// mqttConn is one client connection that behaves like esp-mqtt. One goroutine reads; any goroutine may write and drop.
 type mqttConn struct {
 	tcp    net.Conn
 	reader mqttReader
 	topic  string
-	// half is half the keepalive: esp-mqtt pings when nothing was sent for that long. 0: never.
+	// half is half the keepalive: esp-mqtt pings when it has sent nothing for that long. If it is 0, nothing pings.
 	half time.Duration
 
 	wmu     sync.Mutex
@@ -64,7 +64,7 @@ func dialMQTT(ctx context.Context, d *dialer, index int, l *Login) (*mqttConn, e
 	return openMQTT(ctx, tcp, l)
 }
 
-// openMQTT is dialMQTT on a connection that is there.
+// openMQTT does what dialMQTT does, on an open TCP connection.
 func openMQTT(ctx context.Context, tcp net.Conn, l *Login) (*mqttConn, error) {
 	c := &mqttConn{tcp: tcp, topic: l.PublishTopic, half: time.Duration(l.Keepalive) * time.Second / 2}
 	c.reader = mqttReader{byteReader{src: tcp, buf: make([]byte, idleBuffer)}}
@@ -128,8 +128,8 @@ func (c *mqttConn) drop() {
 	_ = c.tcp.Close()
 }
 
-// ping keeps the connection alive. It returns when to call again, and whether a PINGREQ went out; 0 means never again.
-// Like esp-mqtt it gives the connection up when the answer to the last PINGREQ has not come by then.
+// ping sends a PINGREQ if one is due, and returns whether it did, and after how long to call ping again: 0 means never.
+// Like esp-mqtt it drops the connection if the previous PINGREQ is still unanswered when the next one is due.
 func (c *mqttConn) ping(now time.Time) (next time.Duration, sent bool) {
 	if c.closed.Load() {
 		return 0, false

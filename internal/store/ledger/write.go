@@ -42,7 +42,7 @@ const mcpUnknown = "unknown"
 // write writes the states and changes, and returns the revision before them.
 func (t *transaction) write(ctx context.Context, ids []string, states map[devices.ID]*state, changes []devices.Change) (base int64, err error) {
 	var presence, exceptions, inserts, updates [][]any
-	var gone, cleared []string // devices whose rows are deleted, and deleted exceptions
+	var gone, cleared []string // devices to delete, and devices whose exceptions to delete
 	// absent are devices that are unknown before and after their decision. They have no row to
 	// lock: inserting and deleting a row of presence ensures that no other node has created
 	// one meanwhile.
@@ -147,7 +147,7 @@ func differ(id string, before, after map[string]string, goes, comes []database.L
 	return goes, comes
 }
 
-// remove deletes the rows of devices that are no longer known, except labels and credentials.
+// remove deletes the rows of devices that have left the fleet, even if they joined again, except labels and credentials.
 func (t *transaction) remove(ctx context.Context, gone []string, states map[devices.ID]*state, deltas database.Deltas) error {
 	if len(gone) == 0 {
 		return nil
@@ -209,8 +209,8 @@ func changeValues(c *devices.Change, revision int64) []any {
 	return []any{revision, c.ID, string(c.Device), string(c.Aspect), string(c.Value), c.Who, database.Micros(c.At)}
 }
 
-// finish takes the revision and writes all rows that contain it: changes, and new or changed devices,
-// whose revisions are pending. It returns the previous revision.
+// finish allocates the revisions of the changes and writes all rows that contain one: the changes, and the new or
+// changed devices, whose revisions were pending. It returns the previous revision.
 func (t *transaction) finish(ctx context.Context, inserts, updates [][]any, changes []devices.Change) (base int64, err error) {
 	if t.db.Postgres() {
 		return t.finishPostgres(ctx, inserts, updates, changes)
@@ -248,10 +248,10 @@ func (t *transaction) finish(ctx context.Context, inserts, updates [][]any, chan
 	return base, err
 }
 
-// finishPostgres does it with one statement, so that the lock of the revision is
-// held for that and the commit alone.
+// finishPostgres does what finish does in one statement, so that the row of the revision is locked only during this
+// statement and the commit.
 func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]any, changes []devices.Change) (base int64, err error) {
-	if len(changes) == 0 { // joined alone
+	if len(changes) == 0 { // only the column joined is written
 		_, err := t.tx.ExecContext(ctx, `UPDATE devices d SET joined = u.joined FROM `+database.Unnest(updateColumns, 0)+` AS u (`+names(updateColumns)+`) WHERE d.device = u.device`,
 			database.Arrays(updateColumns, updates)...)
 		return 0, err
@@ -305,7 +305,7 @@ func names(columns []database.Column) string {
 	return strings.Join(list, ", ")
 }
 
-// encodeLabels is the form in which labels are stored: keys sorted, no spaces.
+// encodeLabels returns labels in the form in which they are stored: keys sorted, no spaces.
 func encodeLabels(labels map[string]string) string {
 	if len(labels) == 0 {
 		return "{}"

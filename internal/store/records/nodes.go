@@ -7,7 +7,7 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// OnlineOf returns the devices that a node left online, at most limit after one in order of ids.
+// OnlineOf returns the devices that a node left online, in order of ids: at most limit devices with ids above after.
 func (s *Records) OnlineOf(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
@@ -24,10 +24,10 @@ func (s *Records) OnlineOf(ctx context.Context, node string, after devices.ID, l
 	return out, nil
 }
 
-// maxNodes is how many nodes NodesOnline returns at most.
+// maxNodes limits the number of names that NodesOnline returns.
 const maxNodes = 10_000
 
-// NodesOnline returns the names of nodes that have devices online, at most maxNodes.
+// NodesOnline returns the names of at most maxNodes nodes that have devices online.
 func (s *Records) NodesOnline(ctx context.Context) ([]string, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
