@@ -112,6 +112,14 @@ func (k *known) largeJobs(ctx context.Context, d *daemon, run int, into samples)
 	if _, err := k.b.paced(ctx, d.target(), n, rate); err != nil { // warms up
 		return err
 	}
+	// What jobs need once in a process is there before: prepared statements, types of JSON, parsed words of schedules.
+	first, err := d.createJobs(ctx, 1, api.JobSpec{Devices: []string{load.DeviceID(0)}, When: &api.JobWhen{Cron: everyMinute}})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(d.cancel(ctx, first[0]), d.awaitJobs(ctx, first, hasEnded)); err != nil {
+		return err
+	}
 	if err := k.footprint(ctx, d, run, k.b.opt.scaleSettle, baselineMark, into); err != nil {
 		return err
 	}
