@@ -61,16 +61,8 @@ const (
 
 // Run runs one node until ctx ends, then drains it. It returns an error if the node cannot
 // start, or did not stop in time.
-func Run(ctx context.Context, cfg *config.Config) error { return RunWith(ctx, cfg, Extras{}) }
-
-// Extras contains additions of a test program to a node.
-type Extras struct {
-	MCP mcpserver.Extra
-}
-
-// RunWith is Run with extras.
-func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
-	n := &node{cfg: cfg, extras: extras, started: clock.Now(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
+func Run(ctx context.Context, cfg *config.Config) error {
+	n := &node{cfg: cfg, started: clock.Now(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
 	n.logging()
 	var release func()
 	n.hangups, release = catchHangups()
@@ -102,7 +94,6 @@ func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
 // node is one running node. Its parts are in the order in which they start.
 type node struct {
 	cfg     *config.Config
-	extras  Extras
 	started time.Time
 	level   slog.LevelVar
 	log     *slog.Logger
