@@ -30,7 +30,7 @@ type Ports struct {
 	Hub       *session.Hub
 	Directory session.Directory
 	Publisher session.Publisher
-	Record    func(audit.Entry) // records an audit entry
+	Audit     audit.Auditor
 	Log       *slog.Logger
 }
 
