@@ -88,9 +88,9 @@ type clientFlags struct {
 	Token   string `help:"Bearer token for it ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
 }
 
-// jsonFlags are those of a command that can print the JSON of the server. The command sets per.
+// jsonFlags are those of a command that can print JSON. The command sets json, what that is, or per, what follows.
 type jsonFlags struct {
-	JSON bool `name:"json" help:"Print the server's JSON${per}."`
+	JSON bool `name:"json" help:"Print ${json}${per}."`
 	clientFlags
 }
 
@@ -158,7 +158,7 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
 		durations(),
-		kong.Vars{"per": ""},
+		kong.Vars{"json": "the server's JSON", "per": ""},
 	}, options...)...)
 }
 
