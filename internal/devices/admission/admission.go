@@ -99,6 +99,17 @@ func pendingView(id devices.ID, all []pending) devices.View {
 	return v
 }
 
+// RepeatNews sends the other nodes again which clients got a code from this one: they may have missed it.
+func (a *Admission) RepeatNews() {
+	for id, waiting := range a.pending.all(time.Now()) {
+		for i := range waiting {
+			if !waiting[i].remote {
+				a.ports.Directory.PublishNews(devices.News{Pending: waiting[i].news(id)})
+			}
+		}
+	}
+}
+
 // OnNews handles another node's news. It only changes memory.
 func (a *Admission) OnNews(n devices.News) {
 	if c := n.Pending; c != nil && !a.registry.Refused(c.Device).Has(c.ClientID) {
