@@ -186,11 +186,10 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app, c *apiclient.Client)
 }
 
 type auditVerifyCmd struct {
-	JSON       bool    `name:"json" help:"Print the report as JSON."`
+	jsonFlags  `set:"json=the report as JSON"`
 	File       string  `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
 	SecretFile *string `help:"File with the fleet's secret, for an exported file, where the data directory does not hold it ($FLEETD_SECRET_FILE, $FLEETD_SECRET)." placeholder:"FILE"`
 	spanFlags
-	clientFlags
 }
 
 // key is the fleet's, from the secret of the node whose settings these are.

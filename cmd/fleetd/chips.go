@@ -101,8 +101,7 @@ func readChip(record []string) (api.NewChip, error) {
 }
 
 type chipsListCmd struct {
-	JSON bool `name:"json" help:"Print one JSON object per line."`
-	clientFlags
+	jsonFlags `set:"json=one JSON object per line"`
 }
 
 // Run prints the list.

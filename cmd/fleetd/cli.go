@@ -88,9 +88,9 @@ type clientFlags struct {
 	Token   string `help:"Bearer token for the API ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
 }
 
-// jsonFlags are the flags of a command that can print the server's JSON. The command's tag set:"per=..." completes the help.
+// jsonFlags are the flags of a command that can print JSON. The command's tag set says what that is (json=...), or completes the help (per=...).
 type jsonFlags struct {
-	JSON bool `name:"json" help:"Print the server's JSON${per}."`
+	JSON bool `name:"json" help:"Print ${json}${per}."`
 	clientFlags
 }
 
@@ -158,7 +158,7 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
 		durations(),
-		kong.Vars{"per": ""},
+		kong.Vars{"json": "the server's JSON", "per": ""},
 	}, options...)...)
 }
 

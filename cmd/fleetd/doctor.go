@@ -36,11 +36,10 @@ const (
 )
 
 type doctorCmd struct {
-	MAC  string `name:"mac" help:"Device to ask for; without it, one that does not exist." placeholder:"MAC"`
-	JSON bool   `name:"json" help:"Print the server's JSON, without the checks made here."`
+	MAC       string `name:"mac" help:"Device to ask for; without it, one that does not exist." placeholder:"MAC"`
+	jsonFlags `set:"per=, without the checks made here"`
 	// Secrets prints what a device logs in with.
 	Secrets bool `help:"Print the device's password and token, too."`
-	clientFlags
 }
 
 // errStranding is the end of a diagnosis with errors in it.

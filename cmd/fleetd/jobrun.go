@@ -35,8 +35,7 @@ type jobFlags struct {
 	DryRun      bool   `help:"Show what it would do; start nothing."`
 	Watch       bool   `help:"Follow the job until it ends."`
 	Yes         bool   `short:"y" help:"Start it without a question."`
-	JSON        bool   `name:"json" help:"Print the server's JSON."`
-	clientFlags `embed:""`
+	jsonFlags   `embed:""`
 }
 
 // spec fills in what the flags say.

@@ -23,8 +23,7 @@ type policyCmd struct {
 }
 
 type policyShowCmd struct {
-	JSON bool `name:"json" help:"Print the document, as policy set takes it."`
-	clientFlags
+	jsonFlags `set:"json=the document, as policy set takes it"`
 }
 
 // policyView is as much of the document as is shown.

@@ -19,8 +19,7 @@ type secretRotateCmd struct {
 	AdminOnly bool          `help:"Only the admin token, which ends at once on all nodes."`
 	Grace     time.Duration `help:"How long devices that did not boot since keep their credentials, 1m to 365d." default:"30d"`
 	Yes       bool          `help:"Do not ask."`
-	JSON      bool          `name:"json" help:"Print the server's answer, with the new admin token, as JSON."`
-	clientFlags
+	jsonFlags `set:"json=the server's answer, with the new admin token, as JSON"`
 }
 
 // Run rotates, after a question.

@@ -18,11 +18,10 @@ import (
 const traceEndTime = 3 * time.Second
 
 type traceCmd struct {
-	Device  string `arg:"" help:"Device id."`
-	Payload bool   `help:"Print the messages themselves, 1 KiB of each, without secrets; needs the scope admin."`
-	For     string `default:"10m" help:"End after this time, at most 24h." placeholder:"10m"`
-	JSON    bool   `name:"json" help:"Print one JSON object per line, as the server sent it."`
-	clientFlags
+	Device    string `arg:"" help:"Device id."`
+	Payload   bool   `help:"Print the messages themselves, 1 KiB of each, without secrets; needs the scope admin."`
+	For       string `default:"10m" help:"End after this time, at most 24h." placeholder:"10m"`
+	jsonFlags `set:"json=one JSON object per line, as the server sent it"`
 }
 
 // Run prints the messages of a device until the time is over or it is interrupted, which ends the trace.

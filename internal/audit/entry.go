@@ -23,6 +23,12 @@ const (
 	KindCredential Kind = "credential" // activation keys, admission by proof
 )
 
+// Auditor records who did what. Record never blocks and never fails; entries that cannot be
+// kept leave a visible gap.
+type Auditor interface {
+	Record(e Entry)
+}
+
 // Entry is one entry of the log.
 type Entry struct {
 	At   time.Time `json:"at"`

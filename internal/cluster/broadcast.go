@@ -1,7 +1,10 @@
 package cluster
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,11 +64,26 @@ func (p *peers) list() string {
 	return strings.Join(p.nonces, ",")
 }
 
-// broadcast signs a message and publishes it to every node.
-func (l *Link) broadcast(subject, verb string, id devices.ID, body []byte) error {
+// nodeSubject returns the subject of a node's broadcasts with this verb; "*": of every node.
+func (l *Link) nodeSubject(verb, node string) string { return l.opt.Prefix + "." + verb + "." + node }
+
+// broadcast signs a message and publishes it to every other node. It reports whether NATS
+// accepted it.
+func (l *Link) broadcast(verb string, m any) bool {
+	return l.broadcastOn(l.nodeSubject(verb, l.opt.Node), verb, "", m)
+}
+
+func (l *Link) broadcastOn(subject, verb string, id devices.ID, m any) bool {
+	if l.opt.SingleNode || !l.opt.IsConnected() {
+		return false
+	}
+	body, err := json.Marshal(m)
+	if err != nil {
+		l.opt.Log.Error("a message to other nodes cannot be encoded", "verb", verb, "error", err)
+		return false
+	}
 	from := l.nonce + "." + strconv.FormatUint(l.sent.Add(1), 36)
-	msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{HeaderStamp: []string{l.stamp(id, verb, l.peers.list(), from, "", body)}}}
-	return l.opt.Conn.PublishMsg(msg)
+	return l.opt.Conn.PublishMsg(&nats.Msg{Subject: subject, Data: body, Header: nats.Header{HeaderStamp: []string{l.stamp(id, verb, l.peers.list(), from, "", body)}}}) == nil
 }
 
 // verifyBroadcast reports whether another node signed a broadcast, and returns the
@@ -97,14 +115,10 @@ func (l *Link) acceptOnce(msg *nats.Msg, verb string, id devices.ID) bool {
 }
 
 // announceNonce sends the nonce of this process to every node.
-func (l *Link) announceNonce() {
-	if !l.opt.SingleNode && l.opt.IsConnected() {
-		l.publishNews(newsMessage{Node: l.opt.Node, Nonce: l.nonce})
-	}
-}
+func (l *Link) announceNonce() { l.broadcast(verbNews, newsMessage{Node: l.opt.Node, Nonce: l.nonce}) }
 
 // onNonce records an announced nonce. It replies to a new node with this node's
-// nonce, and repeats the news that the new node had to refuse.
+// nonce, and repeats the news that the new node has missed or had to refuse.
 func (l *Link) onNonce(nonce string) {
 	if l.peers.has(nonce) {
 		return
@@ -115,6 +129,48 @@ func (l *Link) onNonce(nonce string) {
 	}
 	l.peers.add(nonce)
 	if answer {
-		l.resendNews(resendWindow)
+		l.service.Load().RepeatNews()
 	}
+}
+
+// openInbox subscribes to answers of other nodes to a broadcast; nil if no node can answer.
+func (l *Link) openInbox() *nats.Subscription {
+	if l.opt.SingleNode || !l.opt.IsConnected() {
+		return nil
+	}
+	inbox, err := l.opt.Conn.SubscribeSync(l.opt.Conn.NewInbox())
+	if err != nil {
+		l.opt.Log.Warn("cannot subscribe to answers of other nodes", "error", err)
+		return nil
+	}
+	return inbox
+}
+
+// nextAnswer decodes the next answer of another node into m. It reports false if ctx ended first.
+func (l *Link) nextAnswer(ctx context.Context, inbox *nats.Subscription, verb string, m any) bool {
+	for {
+		msg, err := inbox.NextMsgWithContext(ctx)
+		if err != nil {
+			return false
+		}
+		if l.opt.Mint.IsHop(msg.Header.Get(HeaderStamp), "", stampKind+verb, stamped("", inbox.Subject, "", msg.Data)) && json.Unmarshal(msg.Data, m) == nil {
+			return true
+		}
+		l.Refused.Add(devices.CodeUnauthorized, 1)
+	}
+}
+
+// sendAnswer signs an answer to a broadcast, and sends it to the inbox that the signed
+// broadcast names: a sender of a recorded message gets no answer.
+func (l *Link) sendAnswer(inbox, verb string, m any) error {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	stamp := l.opt.Mint.HopSignature("", stampKind+verb, stamped("", inbox, "", body))
+	err = l.opt.Conn.PublishMsg(&nats.Msg{Subject: inbox, Data: body, Header: nats.Header{HeaderStamp: []string{stamp}}})
+	if errors.Is(err, nats.ErrMaxPayload) {
+		return fmt.Errorf("%w: %d bytes", err, len(body))
+	}
+	return err
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,22 +75,18 @@ type Link struct {
 	auth           access.Authenticator // set by Attach
 	callers        access.Reader
 
-	ownClaims string // subject
-	answers   *answers
-	nonce     string // of this process, for stamps
-	replays   replayFilter
-	sent      atomic.Uint64 // claims and news, numbers of their stamps
-	peers     peers
-	stalls    *stallDetector
-	stalled   atomic.Int32 // stalls whose backlog is not refused completely yet
-	fleet     atomic.Pointer[[]byte]
-	joined    atomic.Bool
+	answers *answers
+	nonce   string // of this process, for stamps
+	replays replayFilter
+	sent    atomic.Uint64 // claims and news, numbers of their stamps
+	peers   peers
+	stalls  *stallDetector
+	stalled atomic.Int32 // stalls whose backlog is not refused completely yet
+	fleet   atomic.Pointer[[]byte]
+	joined  atomic.Bool
 
 	gathers sync.Map // kind of a question of other nodes to its gatherAnswer
 	jobs    atomic.Pointer[Jobs]
-
-	newsMu sync.Mutex
-	recent []recentNews // oldest first
 
 	mu    sync.Mutex
 	holds map[devices.ID]*hold
@@ -102,7 +97,7 @@ type Link struct {
 	// Requests counts served requests by verb, Refused by code.
 	Requests counters.Map[string]
 	Refused  counters.Map[devices.Code]
-	// ClaimsLost counts claims that NATS did not accept, and dropped news.
+	// ClaimsLost counts claims and news that NATS did not accept.
 	ClaimsLost atomic.Uint64
 	// HopsLost counts requests to other nodes that were not accepted in time.
 	HopsLost atomic.Uint64
@@ -121,7 +116,6 @@ type hold struct {
 func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), authenticating: make(chan struct{}, maxAuthenticating), holds: map[devices.ID]*hold{},
 		answers: newAnswers(), nonce: rand.Text(), peers: peers{limit: rate.NewLimiter(announceRate, announceBurst)}, stalls: newStallDetector(stallLimit)}
-	l.ownClaims = l.claimsSubject(opt.Node)
 	if l.opt.IsConnected == nil && opt.Conn != nil {
 		l.opt.IsConnected = opt.Conn.IsConnected
 	}
@@ -141,9 +135,9 @@ func (l *Link) Attach(s *fleet.Service) error {
 	if l.opt.SingleNode {
 		return nil
 	}
-	_, claims := l.opt.Conn.Subscribe(l.claimsSubject("*"), l.onClaim)
-	_, news := l.opt.Conn.Subscribe(l.newsSubject("*"), l.onNews)
-	_, gathers := l.opt.Conn.Subscribe(l.gatherSubject("*"), l.onGather)
+	_, claims := l.opt.Conn.Subscribe(l.nodeSubject(verbClaims, "*"), l.onClaim)
+	_, news := l.opt.Conn.Subscribe(l.nodeSubject(verbNews, "*"), l.onNews)
+	_, gathers := l.opt.Conn.Subscribe(l.nodeSubject(verbGather, "*"), l.onGather)
 	_, answers := l.opt.Conn.Subscribe(l.answers.prefix+"*", l.answers.deliver)
 	if err := errors.Join(claims, news, gathers, answers); err != nil {
 		return fmt.Errorf("subscribe to other nodes: %w", err)
@@ -228,7 +222,7 @@ func (l *Link) reconcile(id devices.ID, h *hold) error {
 // was unreachable.
 func (l *Link) Reconnected() {
 	l.announceNonce()
-	l.resendNews(math.MaxInt64) // the connection may have been dead long before it was detected
+	l.service.Load().RepeatNews()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, h := range l.holds {

@@ -92,7 +92,7 @@ func newFleetOn(t *testing.T, cfg fleet.Config, holder, far *server.Server) *tes
 	// A node announces its nonce once when it starts. Its server drops the announcement as long as it does not know
 	// the subscriptions of the other server.
 	devicetest.Eventually(t, "the second server has the subscriptions of the first node", func() bool {
-		return far.GlobalAccount().SubscriptionInterest(f.holder.newsSubject("far"))
+		return far.GlobalAccount().SubscriptionInterest(f.holder.nodeSubject(verbNews, "far"))
 	})
 	f.far, f.fwd = node("far", far)
 	devicetest.Eventually(t, "the nodes know each other", func() bool { return f.far.peers.has(f.holder.nonce) && f.holder.peers.has(f.far.nonce) })

@@ -3,14 +3,11 @@ package cluster
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
-	"fleetd/internal/devices"
 	"fleetd/internal/tasks"
 )
 
@@ -59,24 +56,18 @@ func (l *Link) Gather(ctx context.Context, kind string, question []byte, nodes [
 		}
 	}
 	slices.Sort(missing)
-	if l.opt.SingleNode || len(missing) == 0 || !l.opt.IsConnected() {
+	if len(missing) == 0 {
 		return answers, missing
 	}
-	inbox, err := l.opt.Conn.SubscribeSync(l.opt.Conn.NewInbox())
-	if err != nil {
-		l.opt.Log.Warn("cannot subscribe to answers of other nodes", "error", err)
+	inbox := l.openInbox()
+	if inbox == nil {
 		return answers, missing
 	}
 	defer func() { _ = inbox.Unsubscribe() }() // fails only with the connection
-	body, err := json.Marshal(gatherMessage{Node: l.opt.Node, Kind: kind, Reply: inbox.Subject, Question: question})
-	if err != nil {
-		l.opt.Log.Error("a question to other nodes cannot be encoded", "kind", kind, "error", err)
-		return answers, missing
-	}
 	ctx, cancel := context.WithTimeout(ctx, gatherTime)
 	defer cancel()
 	for attempt := 0; attempt < 2 && len(missing) > 0; attempt++ {
-		if l.broadcast(l.gatherSubject(l.opt.Node), verbGather, "", body) != nil {
+		if !l.broadcast(verbGather, gatherMessage{Node: l.opt.Node, Kind: kind, Reply: inbox.Subject, Question: question}) {
 			return answers, missing
 		}
 		until, done := ctx, context.CancelFunc(func() {})
@@ -92,14 +83,9 @@ func (l *Link) Gather(ctx context.Context, kind string, question []byte, nodes [
 // collectAnswers reads answers until none is missing or ctx ends.
 func (l *Link) collectAnswers(ctx context.Context, inbox *nats.Subscription, answers map[string][]byte, missing []string) []string {
 	for len(missing) > 0 {
-		msg, err := inbox.NextMsgWithContext(ctx)
-		if err != nil {
-			return missing
-		}
 		var m gatherMessage
-		if !l.opt.Mint.IsHop(msg.Header.Get(HeaderStamp), "", stampKind+verbGatherAnswer, stamped("", inbox.Subject, "", msg.Data)) || json.Unmarshal(msg.Data, &m) != nil {
-			l.Refused.Add(devices.CodeUnauthorized, 1)
-			continue
+		if !l.nextAnswer(ctx, inbox, verbGatherAnswer, &m) {
+			return missing
 		}
 		if i := slices.Index(missing, m.Node); i >= 0 {
 			answers[m.Node] = m.Answer
@@ -108,8 +94,6 @@ func (l *Link) collectAnswers(ctx context.Context, inbox *nats.Subscription, ans
 	}
 	return missing
 }
-
-func (l *Link) gatherSubject(node string) string { return l.opt.Prefix + "." + verbGather + "." + node }
 
 // onGather answers another node's question.
 func (l *Link) onGather(msg *nats.Msg) {
@@ -126,25 +110,12 @@ func (l *Link) onGather(msg *nats.Msg) {
 	l.run(func() {
 		ctx, cancel := context.WithTimeout(l.ctx, gatherTime)
 		defer cancel()
-		if err := l.sendAnswer(ctx, m, answer.(gatherAnswer)); err != nil {
+		text, err := answer.(gatherAnswer)(ctx, m.Question)
+		if err == nil {
+			err = l.sendAnswer(m.Reply, verbGatherAnswer, gatherMessage{Node: l.opt.Node, Answer: text})
+		}
+		if err != nil {
 			l.opt.Log.Warn("a question of another node was not answered", "kind", m.Kind, "from", m.Node, "error", err)
 		}
 	})
-}
-
-func (l *Link) sendAnswer(ctx context.Context, m gatherMessage, answer gatherAnswer) error {
-	text, err := answer(ctx, m.Question)
-	if err != nil {
-		return err
-	}
-	body, err := json.Marshal(gatherMessage{Node: l.opt.Node, Answer: text})
-	if err != nil {
-		return err
-	}
-	stamp := l.opt.Mint.HopSignature("", stampKind+verbGatherAnswer, stamped("", m.Reply, "", body))
-	err = l.opt.Conn.PublishMsg(&nats.Msg{Subject: m.Reply, Data: body, Header: nats.Header{HeaderStamp: []string{stamp}}})
-	if errors.Is(err, nats.ErrMaxPayload) {
-		return fmt.Errorf("%w: %d bytes", err, len(body))
-	}
-	return err
 }

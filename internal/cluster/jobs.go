@@ -37,7 +37,7 @@ type Jobs struct {
 func (l *Link) OnJobs(jobs Jobs) error {
 	l.jobs.Store(&jobs)
 	if !l.opt.SingleNode {
-		if _, err := l.opt.Conn.Subscribe(l.workSubject("*"), l.onWork); err != nil {
+		if _, err := l.opt.Conn.Subscribe(l.nodeSubject(verbWork, "*"), l.onWork); err != nil {
 			return fmt.Errorf("subscribe to hints of other nodes: %w", err)
 		}
 	}
@@ -47,22 +47,13 @@ func (l *Link) OnJobs(jobs Jobs) error {
 	return nil
 }
 
-func (l *Link) workSubject(node string) string { return l.opt.Prefix + "." + verbWork + "." + node }
-
 // HintWork has the other nodes look for work at once. A hint that is lost delays it by some
 // seconds.
-func (l *Link) HintWork() {
-	if l.opt.SingleNode || !l.opt.IsConnected() {
-		return
-	}
-	if err := l.broadcast(l.workSubject(l.opt.Node), verbWork, "", []byte(`{}`)); err != nil {
-		l.opt.Log.Debug("a hint was not sent", "error", err)
-	}
-}
+func (l *Link) HintWork() { l.broadcast(verbWork, struct{}{}) }
 
 func (l *Link) onWork(msg *nats.Msg) {
 	defer tasks.Contain(l.opt.Log, nil)
-	if msg.Subject != l.workSubject(l.opt.Node) && l.acceptOnce(msg, verbWork, "") {
+	if msg.Subject != l.nodeSubject(verbWork, l.opt.Node) && l.acceptOnce(msg, verbWork, "") {
 		l.Requests.Add(verbWork, 1)
 		l.jobs.Load().Look()
 	}

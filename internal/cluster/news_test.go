@@ -135,6 +135,20 @@ func TestNewsAreResent(t *testing.T) {
 	away = false
 	f.holder.Reconnected()
 	devicetest.Eventually(t, "the other node has the pending device", func() bool { return f.fwd.IsKnown(other) })
+	sent, err := f.client.SubscribeSync("test.v1.news.far")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	f.far.Reconnected()
+	if _, err := sent.NextMsg(5 * time.Second); err != nil {
+		t.Errorf("no nonce was sent: %v", err)
+	}
+	if msg, err := sent.NextMsg(300 * time.Millisecond); err == nil {
+		t.Errorf("news of another node were repeated: %s", msg.Data)
+	}
 }
 
 // Without the database a revocation applies on every node that confirms it, and so

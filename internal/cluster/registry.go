@@ -54,10 +54,6 @@ type Peers struct {
 // Peers returns the registry's connection to the other nodes.
 func (l *Link) Peers() *Peers { return &Peers{link: l} }
 
-func (l *Link) registrySubject(verb, node string) string {
-	return l.opt.Prefix + "." + verb + "." + node
-}
-
 // Follow subscribes to changes and queries of other nodes for r. Call it once.
 func (p *Peers) Follow(r *registry.Registry) error {
 	l := p.link
@@ -67,23 +63,16 @@ func (p *Peers) Follow(r *registry.Registry) error {
 	p.registry.Store(r)
 	var errs []error
 	for _, verb := range []string{verbChanges, verbRevoke, verbAsk} {
-		_, err := l.opt.Conn.Subscribe(l.registrySubject(verb, "*"), func(msg *nats.Msg) { p.onMessage(verb, msg) })
+		_, err := l.opt.Conn.Subscribe(l.nodeSubject(verb, "*"), func(msg *nats.Msg) { p.onMessage(verb, msg) })
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// send signs a message and publishes it to all other nodes. It reports whether NATS
-// accepted it.
+// send publishes a message to all other nodes. It reports whether NATS accepted it.
 func (p *Peers) send(verb string, m registryMessage) bool {
-	l := p.link
-	m.Node = l.opt.Node
-	body, err := json.Marshal(m)
-	if err != nil {
-		l.opt.Log.Error("a message to other nodes cannot be encoded", "verb", verb, "error", err)
-		return false
-	}
-	return l.opt.IsConnected() && l.broadcast(l.registrySubject(verb, l.opt.Node), verb, "", body) == nil
+	m.Node = p.link.opt.Node
+	return p.link.broadcast(verb, m)
 }
 
 // Publish publishes changes that this node committed.
@@ -132,13 +121,8 @@ func (p *Peers) Query(ctx context.Context, at devices.Position) (answers []regis
 // request publishes a message and handles the answers that arrive until ctx ends, or
 // until peerSettle after the first.
 func (p *Peers) request(ctx context.Context, verb string, m registryMessage, take func(registryMessage)) {
-	l := p.link
-	if l.opt.SingleNode || !l.opt.IsConnected() {
-		return
-	}
-	inbox, err := l.opt.Conn.SubscribeSync(l.opt.Conn.NewInbox())
-	if err != nil {
-		l.opt.Log.Warn("cannot subscribe to answers of other nodes", "error", err)
+	inbox := p.link.openInbox()
+	if inbox == nil {
 		return
 	}
 	defer func() { _ = inbox.Unsubscribe() }() // fails only with the connection
@@ -147,14 +131,9 @@ func (p *Peers) request(ctx context.Context, verb string, m registryMessage, tak
 		return
 	}
 	for {
-		msg, err := inbox.NextMsgWithContext(ctx)
-		if err != nil {
-			return
-		}
 		var answer registryMessage
-		if !l.opt.Mint.IsHop(msg.Header.Get(HeaderStamp), "", stampKind+verbReply, stamped("", inbox.Subject, "", msg.Data)) || json.Unmarshal(msg.Data, &answer) != nil {
-			l.Refused.Add(devices.CodeUnauthorized, 1)
-			continue
+		if !p.link.nextAnswer(ctx, inbox, verbReply, &answer) {
+			return
 		}
 		take(answer)
 		var cancel context.CancelFunc
@@ -166,9 +145,6 @@ func (p *Peers) request(ctx context.Context, verb string, m registryMessage, tak
 // onMessage handles a message of another node.
 func (p *Peers) onMessage(verb string, msg *nats.Msg) {
 	l := p.link
-	if msg.Subject == l.registrySubject(verb, l.opt.Node) {
-		return
-	}
 	var m registryMessage
 	if err := json.Unmarshal(msg.Data, &m); err != nil || m.Node == l.opt.Node || !l.acceptOnce(msg, verb, "") {
 		return
@@ -210,15 +186,8 @@ func (l *Link) run(task func()) {
 
 // reply answers on the inbox that the request names.
 func (p *Peers) reply(inbox string, m registryMessage) {
-	l := p.link
-	m.Node = l.opt.Node
-	body, err := json.Marshal(m)
-	if err != nil {
-		l.opt.Log.Error("an answer to another node cannot be encoded", "error", err)
-		return
-	}
-	stamp := l.opt.Mint.HopSignature("", stampKind+verbReply, stamped("", inbox, "", body))
-	if err := l.opt.Conn.PublishMsg(&nats.Msg{Subject: inbox, Data: body, Header: nats.Header{HeaderStamp: []string{stamp}}}); err != nil {
-		l.opt.Log.Debug("answer to another node not sent", "error", err)
+	m.Node = p.link.opt.Node
+	if err := p.link.sendAnswer(inbox, verbReply, m); err != nil {
+		p.link.opt.Log.Debug("answer to another node not sent", "error", err)
 	}
 }

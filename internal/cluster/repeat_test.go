@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -100,7 +101,10 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 // A claim without a stamp is refused, and so is one whose stamp is of another claim.
 func TestBroadcastsWithoutAStamp(t *testing.T) {
 	f := newFleet(t)
-	body := encodeClaim(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "old", Epoch: 1})
+	body, err := json.Marshal(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "old", Epoch: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
 	taken := f.holder.Requests.Get(verbClaim)
 	for i, header := range []nats.Header{nil, {HeaderStamp: {f.far.stamp(id, verbClaim, f.holder.nonce, "far.1", "", append(body, ' '))}}} {
 		if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1.claims.old", Data: body, Header: header}); err != nil {

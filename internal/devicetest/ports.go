@@ -334,7 +334,7 @@ func Eventually(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// Record implements fleet.Auditor.
+// Record implements audit.Auditor.
 func (p *Ports) Record(e audit.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
@@ -56,7 +55,7 @@ type Ports struct {
 	Audio     speech.AudioBus
 	Peers     registry.Peers   // may be nil: there are no other nodes
 	Voice     speech.Voice     // may be nil
-	Audit     dispatch.Auditor // may be nil
+	Audit     audit.Auditor    // may be nil
 	Changes   Changes          // may be nil: the log of changes cannot be read
 	Codes     ConsoleCodes     // may be nil: there is no console
 	Recorder  devices.Recorder // may be nil
@@ -91,18 +90,15 @@ func New(cfg Config, ports Ports) *Service {
 	s := &Service{cfg: cfg, ports: ports, log: ports.Log, tasks: tasks.New(ports.Log)}
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, OnRotation: cfg.OnRotation, OnRestored: cfg.OnRestored, Log: ports.Log})
-	conversations := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: s.tasks, Log: ports.Log,
-		Permit: func(principal access.Principal, id devices.ID, kind string, err error) error {
-			return s.PermitSpeech(principal, id, kind, err)
-		}})
+	conversations := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Guard: s, Tasks: s.tasks, Log: ports.Log})
 	s.Hub = session.New(s.tasks, session.Config{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
 		Handshakes: cfg.Handshakes, CatalogMemory: cfg.CatalogMemory, Reconnects: cfg.Reconnects, IsNodeAlive: cfg.IsNodeAlive},
 		session.Ports{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
 			Registry: s.registry, Speech: conversations, Recorder: ports.Recorder, Tracer: ports.Tracer, Log: ports.Log})
 	s.Admission = admission.New(admission.Config{Approve: cfg.Approve, Offer: cfg.Offer}, admission.Ports{Records: ports.Records, Registry: s.registry,
-		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Record: func(e audit.Entry) { s.Record(e) }, Log: ports.Log})
+		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Audit: s, Log: ports.Log})
 	s.Dispatcher = dispatch.New(dispatch.Config{Node: cfg.Node, Routed: cfg.IsNodeAlive != nil}, dispatch.Ports{Records: ports.Records, Registry: s.registry, Hub: s.Hub,
-		IsPending: s.IsPending, Router: ports.Router, Vision: ports.Vision, Audit: ports.Audit, Recorder: ports.Recorder, Tasks: s.tasks, Log: ports.Log})
+		Admission: s, Router: ports.Router, Vision: ports.Vision, Audit: ports.Audit, Recorder: ports.Recorder, Tasks: s.tasks, Log: ports.Log})
 	s.stats = Stats{conversations.Stats(), s.Hub.Stats(), s.Dispatcher.Stats()}
 	return s
 }

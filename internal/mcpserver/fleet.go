@@ -3,7 +3,6 @@ package mcpserver
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -135,9 +134,6 @@ const fleetInstructions = "A fleet of small devices with tools of their own: spe
 func (s *Server) newFleetServer() *mcp.Server {
 	capabilities := &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}, Prompts: &mcp.PromptCapabilities{}, Resources: &mcp.ResourceCapabilities{Subscribe: true},
 		Completions: &mcp.CompletionCapabilities{}}
-	if s.opt.Extra != nil {
-		s.opt.Extra.Capabilities(capabilities)
-	}
 	server := mcp.NewServer(&mcp.Implementation{Name: "fleetd", Title: "Device fleet", Version: s.opt.Version}, s.serverOptions(fleetInstructions, capabilities))
 	handlers := map[string]mcp.ToolHandler{
 		"find_devices":        tool(s, s.findDevices),
@@ -160,9 +156,6 @@ func (s *Server) newFleetServer() *mcp.Server {
 	})
 	s.addResources(server)
 	s.addPrompts(server, false)
-	if s.opt.Extra != nil {
-		s.opt.Extra.Register(s.ctx, server)
-	}
 	server.AddReceivingMiddleware(s.common, s.fleetTools(handlers), s.resourceLists)
 	server.AddSendingMiddleware(s.filterPermitted)
 	return server
@@ -185,18 +178,14 @@ func (s *Server) fleetTools(handlers map[string]mcp.ToolHandler) mcp.Middleware 
 				if params, _ := req.GetParams().(*mcp.ListToolsParams); params != nil && params.Cursor != "" {
 					return nil, badCursor
 				}
-				extra, err := s.extraTools(ctx, next, method, req)
-				return &mcp.ListToolsResult{Tools: slices.Concat(list, extra), Cacheable: mcp.Cacheable{CacheScope: "private"}}, err
+				return &mcp.ListToolsResult{Tools: list, Cacheable: mcp.Cacheable{CacheScope: "private"}}, nil
 			case "tools/call":
 				call, ok := req.(*mcp.CallToolRequest)
 				if !ok {
 					break
 				}
 				handler := handlers[call.Params.Name]
-				switch {
-				case handler == nil && s.opt.Extra != nil:
-					return next(ctx, method, req)
-				case handler == nil:
+				if handler == nil {
 					return nil, unknownTool(call.Params.Name)
 				}
 				if arguments := call.Params.Arguments; len(arguments) > 0 && call.Params.Name != "call_device_tool" { // which checks its own
@@ -209,19 +198,6 @@ func (s *Server) fleetTools(handlers map[string]mcp.ToolHandler) mcp.Middleware 
 			return next(ctx, method, req)
 		}
 	}
-}
-
-// extraTools returns the tools that Extra registered with the SDK.
-func (s *Server) extraTools(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request) ([]*mcp.Tool, error) {
-	if s.opt.Extra == nil {
-		return nil, nil
-	}
-	result, err := next(ctx, method, req)
-	list, _ := result.(*mcp.ListToolsResult)
-	if err != nil || list == nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(list.Tools, func(t *mcp.Tool) bool { return t.Name == dispatchTool }), nil
 }
 
 // unknownTool returns the error for an unknown tool.

@@ -100,19 +100,7 @@ type Options struct {
 	Draining func() bool
 	// Mint seals cursors.
 	Mint *credential.Mint
-	// Extra adds to the fleet's server what a test suite expects there; nil adds nothing.
-	Extra Extra
-	Log   *slog.Logger
-}
-
-// Extra is what a test program adds to the fleet's server.
-type Extra interface {
-	// Capabilities adds to what the server announces.
-	Capabilities(*mcp.ServerCapabilities)
-	// Register adds tools, resources and prompts; its goroutines end with ctx.
-	Register(ctx context.Context, server *mcp.Server)
-	// Owns reports whether a resource is one of them.
-	Owns(uri string) bool
+	Log  *slog.Logger
 }
 
 // Server serves MCP. It is an http.Handler for its paths.

@@ -297,9 +297,6 @@ func (s *Server) deliver(ctx context.Context, next mcp.MethodHandler, method str
 // subscribe is called by the SDK before it records a subscription.
 func (s *Server) subscribe(ctx context.Context, req *mcp.SubscribeRequest) error {
 	v := requestInfoOf(ctx)
-	if s.opt.Extra != nil && s.opt.Extra.Owns(req.Params.URI) {
-		return s.subscriptions.add(req.Session, req.Params.URI, subscription{v, ""})
-	}
 	of, err := parseURI(req.Params.URI)
 	if err != nil || of.device == "" || !v.covers(of.device) {
 		return mcp.ResourceNotFoundError(req.Params.URI)

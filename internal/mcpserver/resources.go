@@ -81,9 +81,6 @@ func (s *Server) addResources(server *mcp.Server) {
 // resourceLists answers requests for the lists of resources and templates.
 func (s *Server) resourceLists(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if s.opt.Extra != nil {
-			return next(ctx, method, req)
-		}
 		switch method {
 		case "resources/list":
 			cursor := ""

@@ -43,7 +43,7 @@ func (n *node) downParts() map[string]error {
 	if n.mqtt.broker != nil && !n.mqtt.broker.Up() {
 		down["mqtt"] = errors.New("the broker is not connected")
 	}
-	if n.draining.get() {
+	if n.draining.Load() {
 		down["node"] = errors.New("stopping")
 	}
 	return down
@@ -58,7 +58,7 @@ func (n *node) health(mux *http.ServeMux) {
 		answer := struct {
 			Ready bool     `json:"ready"`
 			Down  []string `json:"down,omitempty"`
-		}{Ready: !n.draining.get() && n.service.Registry().Ready(), Down: slices.Sorted(maps.Keys(n.downParts()))}
+		}{Ready: !n.draining.Load() && n.service.Registry().Ready(), Down: slices.Sorted(maps.Keys(n.downParts()))}
 		w.Header().Set("Content-Type", "application/json")
 		if !answer.Ready {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -85,7 +85,7 @@ func (l httpLog) Write(line []byte) (int, error) {
 // photo uploads of calls in progress are still accepted.
 func (n *node) whileServing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if n.draining.get() && (r.URL.Path == provision.PathWebSocket || strings.HasPrefix(r.URL.Path, provision.PathOTA)) {
+		if n.draining.Load() && (r.URL.Path == provision.PathWebSocket || strings.HasPrefix(r.URL.Path, provision.PathOTA)) {
 			w.Header().Set("Retry-After", "10")
 			http.Error(w, "this node is stopping; try again", http.StatusServiceUnavailable)
 			return
@@ -104,7 +104,7 @@ func (n *node) startAPI() error {
 	}
 	metrics := n.metrics()
 	api := restapi.New(restapi.Options{Console: pages, Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Work: n.work, Failures: n.failures["api-listen"], Events: n.events,
-		Photos: n.vision, Archive: n.store, Jobs: n.jobs.manager, Webhooks: n.webhooks, Stats: n.startStats(metrics), Explainer: n.explain, Tracer: n.tracer, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.downParts, Draining: n.draining.get,
+		Photos: n.vision, Archive: n.store, Jobs: n.jobs.manager, Webhooks: n.webhooks, Stats: n.startStats(metrics), Explainer: n.explain, Tracer: n.tracer, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.downParts, Draining: n.draining.Load,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(metrics))

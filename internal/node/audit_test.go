@@ -107,7 +107,7 @@ func TestPolicyFile(t *testing.T) {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		n.policy.watch(ctx)
+		n.reload(ctx)
 	}()
 	name := func() string { return service.Guard().Policy().Rules[0].Name }
 	if name() != "no lamps" {

@@ -154,6 +154,7 @@ func (b *bus) embed(cfg *config.Config, dir *datadir.Dir, mint *credential.Mint,
 		MaxSubs:    natsSubscriptions,
 		MaxPending: natsPending,
 	}
+	b.embedded = &embedded{options: opts, log: log}
 	if cfg.NATSListen != "" {
 		host, portText, err := net.SplitHostPort(cfg.NATSListen)
 		if err != nil {
@@ -167,11 +168,10 @@ func (b *bus) embed(cfg *config.Config, dir *datadir.Dir, mint *credential.Mint,
 			opts.Port = server.RANDOM_PORT
 		}
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			b.logins = &natsLogins{mint: mint, prefix: cfg.NATSPrefix, callers: map[uint64]*access.Caller{}, running: func() *server.Server { return b.embedded.server.Load() }}
+			b.logins = &natsLogins{mint: mint, prefix: cfg.NATSPrefix, callers: map[uint64]*access.Caller{}, server: &b.embedded.server}
 			opts.CustomClientAuthentication = b.logins
 		}
 	}
-	b.embedded = &embedded{options: opts, log: log}
 	if err := b.embedded.start(); err != nil {
 		if cfg.NATSListen != "" && errors.Is(err, errNATSStart) {
 			return fmt.Errorf("--nats-listen: cannot listen on %s; check that the port is free", cfg.NATSListen)

@@ -50,7 +50,7 @@ func (n *node) startJobs() error {
 	if n.leases != nil {
 		instance, options = n.leases.Instance(), append(options, jobstore.Leases())
 	}
-	mayBegin := func() bool { return !n.draining.get() && n.leases.IsLeased() }
+	mayBegin := func() bool { return !n.draining.Load() && n.leases.IsLeased() }
 	for _, action := range []string{"call", "message", "restart"} {
 		for _, outcome := range jobs.Outcomes {
 			s.ended.Add(endedKey{action, outcome}, 0) // otherwise an alert on its increase would miss the first one
@@ -89,7 +89,7 @@ func (s *jobsSide) drain(window time.Duration) {
 
 // create creates the job of a request over NATS.
 func (s *jobsSide) create(ctx context.Context, p access.Principal, body []byte, key string) ([]byte, error) {
-	if s.node.draining.get() {
+	if s.node.draining.Load() {
 		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request again, another node answers it"}
 	}
 	job, err := jobs.ParseNew(body)

@@ -12,7 +12,7 @@ func (n *node) startMCP() {
 	n.mcp = mcpserver.New(mcpserver.Options{Service: n.service, Mint: n.mint, Events: n.events, Explainer: n.explain, Photos: n.vision, Jobs: n.jobs.manager, Hosts: n.cfg.MCPHosts, Origins: n.cfg.MCPOrigins,
 		Failures: n.failures["api-listen"], Work: n.work,
 		Auth: &access.Authenticator{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin, Open: n.cfg.APIAuth == "none"},
-		Node: n.cfg.Node, Version: n.cfg.Version, Draining: n.draining.get, Extra: n.extras.MCP, Log: n.log})
+		Node: n.cfg.Node, Version: n.cfg.Version, Draining: n.draining.Load, Log: n.log})
 }
 
 // withMCP serves the paths of MCP; it authenticates its callers itself.

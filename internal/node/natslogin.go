@@ -23,8 +23,7 @@ type natsLogins struct {
 	mint   *credential.Mint
 	prefix string
 	keys   atomic.Pointer[access.Registry] // nil until the core is started
-
-	running func() *server.Server
+	server *atomic.Pointer[server.Server]  // the running one
 
 	mu      sync.Mutex
 	callers map[uint64]*access.Caller // by connection id
@@ -56,7 +55,7 @@ func (l *natsLogins) Check(client server.ClientAuthentication) bool {
 
 // connectionsLocked returns the number of connections of a key.
 func (l *natsLogins) connectionsLocked(who *access.Caller) (open int) {
-	s := l.running()
+	s := l.server.Load()
 	if s == nil { // the server has just started
 		return 0
 	}
@@ -110,7 +109,7 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 }
 
 // watch closes connections whose key has ended, until ctx ends.
-func (l *natsLogins) watch(ctx context.Context, keys *access.Registry, running func() *server.Server) {
+func (l *natsLogins) watch(ctx context.Context, keys *access.Registry) {
 	l.keys.Store(keys)
 	ticker := time.NewTicker(loginCheck)
 	defer ticker.Stop()
@@ -119,14 +118,15 @@ func (l *natsLogins) watch(ctx context.Context, keys *access.Registry, running f
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			l.endAll(keys, running(), now)
+			l.endAll(keys, now)
 		}
 	}
 }
 
-func (l *natsLogins) endAll(keys *access.Registry, s *server.Server, now time.Time) {
+func (l *natsLogins) endAll(keys *access.Registry, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s := l.server.Load()
 	for id, who := range l.callers {
 		switch {
 		case s.GetClient(id) == nil: // it has disconnected

@@ -61,23 +61,15 @@ const (
 
 // Run runs one node until ctx ends, then drains it. It returns an error if the node cannot
 // start, or did not stop in time.
-func Run(ctx context.Context, cfg *config.Config) error { return RunWith(ctx, cfg, Extras{}) }
-
-// Extras contains additions of a test program to a node.
-type Extras struct {
-	MCP mcpserver.Extra
-}
-
-// RunWith is Run with extras.
-func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
-	n := &node{cfg: cfg, extras: extras, started: clock.Now(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
+func Run(ctx context.Context, cfg *config.Config) error {
+	n := &node{cfg: cfg, started: clock.Now(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
 	n.logging()
 	var release func()
 	n.hangups, release = catchHangups()
 	defer release()
 	err := n.start(ctx)
 	if err == nil {
-		n.whileRunning(n.reloads)
+		n.whileRunning(n.reload)
 		n.announce()
 		select {
 		case <-ctx.Done():
@@ -102,7 +94,6 @@ func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
 // node is one running node. Its parts are in the order in which they start.
 type node struct {
 	cfg     *config.Config
-	extras  Extras
 	started time.Time
 	level   slog.LevelVar
 	log     *slog.Logger
@@ -147,6 +138,7 @@ type node struct {
 	// apiCertificate is nil without TLS on the API.
 	apiCertificate *certificate
 	hangups        chan os.Signal
+	reloadables    []*reloadable
 
 	ready    chan struct{} // the database became usable
 	serveErr chan error
@@ -159,8 +151,8 @@ type node struct {
 	webhooks   *webhooks.Manager
 	leases     *lease.Nodes // nil where no other node can be: the database is a file
 	stops      []func()     // in starting order, run in reverse
-	draining   drainFlag
-	endOnce    sync.Once // the devices' sessions
+	draining   atomic.Bool  // the node is stopping
+	endOnce    sync.Once    // the devices' sessions
 }
 
 func (n *node) logging() {
@@ -186,7 +178,7 @@ func redactAttr(_ []string, a slog.Attr) slog.Attr {
 func (n *node) onStop(step func()) { n.stops = append(n.stops, step) }
 
 func (n *node) stop() {
-	n.draining.set()
+	n.draining.Store(true)
 	for i := len(n.stops) - 1; i >= 0; i-- {
 		n.stops[i]()
 	}
@@ -283,7 +275,7 @@ func (n *node) listen(ctx context.Context) error {
 	most := apiFiles(openFiles())
 	n.apiLimiter = connlimit.NewLimiter(most, most/2, n.cfg.TrustedProxies)
 	if n.cfg.APITLSCert != "" {
-		if n.apiCertificate, err = newCertificate("--api-tls-cert, --api-tls-key", n.cfg.APITLSCert, n.cfg.APITLSKey, n.log); err != nil {
+		if n.apiCertificate, err = n.newCertificate("--api-tls-cert, --api-tls-key", n.cfg.APITLSCert, n.cfg.APITLSKey); err != nil {
 			return err
 		}
 	}
@@ -344,11 +336,10 @@ func (n *node) startCore(ctx context.Context) error {
 	n.service.Keys().SetAdmin(n.mint.AdminToken)
 	n.onStop(n.service.Close)
 	if n.bus.logins != nil {
-		n.whileRunning(func(ctx context.Context) { n.bus.logins.watch(ctx, n.service.Keys(), n.bus.embedded.server.Load) })
+		n.whileRunning(func(ctx context.Context) { n.bus.logins.watch(ctx, n.service.Keys()) })
 	}
 	if n.policy != nil {
 		n.policy.attach(n.service, n.audit)
-		n.whileRunning(n.policy.watch)
 	}
 	if n.upstream != nil {
 		n.upstream.Attach(n.service)
@@ -414,7 +405,7 @@ func (n *node) offer() devices.Transport {
 func (n *node) startFrontEnds(ctx context.Context) error {
 	if n.cfg.DeviceTLSCert != "" {
 		var err error
-		if n.certificate, err = newCertificate("--device-tls-cert, --device-tls-key", n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log); err != nil {
+		if n.certificate, err = n.newCertificate("--device-tls-cert, --device-tls-key", n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey); err != nil {
 			return err
 		}
 	}

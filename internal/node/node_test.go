@@ -122,12 +122,13 @@ func pair(t *testing.T, dir string, serial int64) {
 func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
-	if _, err := newCertificate("--device-tls-cert", cert, key, quiet); err == nil {
+	var complaints bytes.Buffer
+	n := &node{log: slog.New(slog.NewTextHandler(&complaints, &slog.HandlerOptions{Level: slog.LevelError}))}
+	if _, err := n.newCertificate("--device-tls-cert", cert, key); err == nil {
 		t.Error("files that do not exist are accepted")
 	}
 	pair(t, dir, 2)
-	var complaints bytes.Buffer
-	c, err := newCertificate("--device-tls-cert", cert, key, slog.New(slog.NewTextHandler(&complaints, &slog.HandlerOptions{Level: slog.LevelError})))
+	c, err := n.newCertificate("--device-tls-cert", cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,14 +160,13 @@ func TestCertificateReload(t *testing.T) {
 		defer func() { _ = conn.Close() }()
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 	}
-	after := func(since time.Duration) { // as if the files had been checked that long ago
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	check := func(since time.Duration) { // as if the files had been checked that long ago
 		c.checked = time.Now().Add(-since)
+		c.check(false)
 	}
-	due := func() { after(10 * time.Second) }
+	due := func() { check(10 * time.Second) }
 	pair(t, dir, 3)
-	after(9 * time.Second)
+	check(9 * time.Second)
 	if got := serial(); got != 2 {
 		t.Errorf("certificate %d is served before the files are looked at", got)
 	}
@@ -192,7 +192,7 @@ func TestCertificateReload(t *testing.T) {
 		t.Errorf("%d complaints of one change, %d failures, %d reloads", n, c.failures.Load(), c.reloads.Load())
 	}
 	pair(t, dir, 4)
-	c.reload()
+	c.check(true)
 	if got := serial(); got != 4 {
 		t.Errorf("certificate %d is served after a reload by hand", got)
 	}
@@ -205,7 +205,8 @@ func TestCertificateReload(t *testing.T) {
 func TestHTTP1Alone(t *testing.T) {
 	dir := t.TempDir()
 	pair(t, dir, 2)
-	c, err := newCertificate("--api-tls-cert", filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet)
+	n := &node{log: quiet, serveErr: make(chan error, 1)}
+	c, err := n.newCertificate("--api-tls-cert", filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +214,6 @@ func TestHTTP1Alone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{log: quiet, serveErr: make(chan error, 1)}
 	n.serve("api-listen", &http.Server{Handler: http.NotFoundHandler(), TLSConfig: c.config(), ReadHeaderTimeout: time.Minute}, l)
 	t.Cleanup(n.stop)
 	for _, protocol := range []string{"h2", "http/1.1"} {

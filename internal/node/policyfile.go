@@ -1,12 +1,9 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
-	"sync/atomic"
-	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
@@ -16,26 +13,14 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// policyCheck is how often the policy file is checked.
-const policyCheck = time.Second
-
-// policyFile loads the rules of the tool guard from a file, and again when it changes. If the
-// file is invalid, the previous rules stay in force.
+// policyFile are the rules of the tool guard from a file.
 type policyFile struct {
-	path          string
-	log           *slog.Logger
-	service       *fleet.Service
-	audit         *audit.Log
-	lastStamp     policyStamp // at the last attempt, successful or not
-	guard         *access.Guard
-	reloadRequest chan struct{} // capacity 1: a reload was requested
-
-	reloads, failures atomic.Uint64
-}
-
-type policyStamp struct {
-	changed time.Time
-	size    int64
+	reloadable
+	path    string
+	log     *slog.Logger
+	service *fleet.Service
+	audit   *audit.Log
+	guard   *access.Guard
 }
 
 // readPolicy loads the file of --policy-file.
@@ -43,17 +28,17 @@ func (n *node) readPolicy() error {
 	if n.cfg.PolicyFile == "" {
 		return nil
 	}
-	p := &policyFile{path: n.cfg.PolicyFile, log: n.log, reloadRequest: make(chan struct{}, 1)}
-	p.lastStamp = p.stamp()
+	p := &policyFile{path: n.cfg.PolicyFile, log: n.log}
+	p.begin(p.load, 0, p.path)
 	var err error
-	if p.guard, err = p.load(); err != nil {
+	if p.guard, err = p.read(); err != nil {
 		return fmt.Errorf("--policy-file: %w", err)
 	}
-	n.policy = p
+	n.policy, n.reloadables = p, append(n.reloadables, &p.reloadable)
 	return nil
 }
 
-func (p *policyFile) load() (*access.Guard, error) {
+func (p *policyFile) read() (*access.Guard, error) {
 	text, err := os.ReadFile(p.path)
 	if err != nil {
 		return nil, err
@@ -66,13 +51,6 @@ func (p *policyFile) load() (*access.Guard, error) {
 	// snapshot, and take precedence over later ones once no file is used.
 	policy.Version = 0
 	return access.Compile(policy)
-}
-
-func (p *policyFile) stamp() (s policyStamp) {
-	if info, err := os.Stat(p.path); err == nil {
-		s.changed, s.size = info.ModTime(), info.Size()
-	}
-	return s
 }
 
 // attach puts the rules of the file into force.
@@ -92,42 +70,13 @@ func (p *policyFile) use(g *access.Guard, err error) {
 	p.audit.Record(e)
 }
 
-// request makes watch read the file again, even if it has not changed.
-func (p *policyFile) request() {
-	select {
-	case p.reloadRequest <- struct{}{}:
-	default: // already requested
-	}
-}
-
-// watch checks the file until ctx ends.
-func (p *policyFile) watch(ctx context.Context) {
-	ticker := time.NewTicker(policyCheck)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.reloadRequest:
-			p.reload()
-		case <-ticker.C:
-			if p.stamp() != p.lastStamp {
-				p.reload()
-			}
-		}
-	}
-}
-
-func (p *policyFile) reload() {
-	p.lastStamp = p.stamp() // first: a write during the reading is then detected as another change
-	g, err := p.load()
+func (p *policyFile) load() error {
+	g, err := p.read()
 	if err != nil {
-		p.failures.Add(1)
 		p.log.Error("the changed policy file is invalid; the previous rules stay in force", "error", err)
-	} else {
-		p.reloads.Add(1)
 	}
 	p.use(g, err)
+	return err
 }
 
 func (p *policyFile) metrics(r *counters.Registry) {

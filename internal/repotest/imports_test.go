@@ -143,7 +143,7 @@ var importRules = []rule{
 }
 
 // testSupport are the packages that only tests and benchmarks use. They may import anything; nothing above may import them.
-var testSupport = []string{"internal/conformance", "internal/gobuild", "internal/goldentest", "internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/jsontest", "internal/natstest", "internal/racetest", "internal/repotest"}
+var testSupport = []string{"internal/gobuild", "internal/goldentest", "internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/jsontest", "internal/natstest", "internal/racetest", "internal/repotest"}
 
 // goPackage is what `go list -json` prints of a package. Imports and Deps leave tests out.
 type goPackage struct {

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"crypto/rand"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -102,7 +101,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	s.transactions = database.Transactions{Host: s, Pool: backend.Write, Limit: database.ReadTimeout}
 	s.health.Store(&health{err: fmt.Errorf("%w: %w", devices.ErrDatabase, errNotReached), changed: make(chan struct{})})
 	s.queue = newQueue(&s.stats)
-	s.writer = &writer{store: s, texts: newStatements(s.now), statements: map[statementKey]*sql.Stmt{}}
+	s.writer = &writer{store: s, texts: newStatements(s.now)}
 
 	writerCtx, stopWriter := context.WithCancel(context.WithoutCancel(ctx))
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -397,7 +396,7 @@ func (s *Store) Close(ctx context.Context) error {
 		if lost := s.writer.lost; lost > 0 {
 			s.closeErr = fmt.Errorf("%w: %d rows could not be written before the node stopped", devices.ErrDatabase, lost)
 		}
-		s.closeErr = errors.Join(s.closeErr, s.writer.closeStatements(), s.backend.Close())
+		s.closeErr = errors.Join(s.closeErr, s.backend.Close())
 	})
 	return s.closeErr
 }

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -25,19 +24,11 @@ const (
 // writer is the goroutine that writes the queue. Only it uses its fields, except atomics and
 // lost; lost may be read after it has ended.
 type writer struct {
-	store      *Store
-	texts      *statements
-	statements map[statementKey]*sql.Stmt
-	args       []any
-	lost       int
+	store *Store
+	texts *statements
+	lost  int
 
 	stuck atomic.Pointer[error] // error of the last attempt; nil after a success
-}
-
-// statementKey identifies a prepared statement.
-type statementKey struct {
-	name string
-	rows int
 }
 
 // run writes until the queue is closed and empty, or ctx ends.
@@ -220,83 +211,46 @@ func (w *writer) dueCatalogs(g *group, now time.Time) []devices.CatalogText {
 }
 
 // prepareGroup prepares all statements that a group may need before a transaction occupies the
-// only connection. The Postgres driver does that itself.
+// only connection.
 func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.CatalogText) error {
-	if w.store.backend.Postgres() {
-		return nil
-	}
 	t := w.texts
-	err := prepare(ctx, w, &t.facts, len(g.facts))
-	if err == nil {
-		err = prepare(ctx, w, &t.image, len(g.facts))
-	}
-	if err == nil {
-		err = prepare(ctx, w, &t.seen, len(g.facts))
-	}
-	if err == nil {
-		err = prepare(ctx, w, &t.session, len(g.presence))
-	}
-	if err == nil {
-		err = prepare(ctx, w, &t.presence, len(g.presence))
-	}
-	if err == nil {
-		err = prepare(ctx, w, &t.catalogs, len(lists))
-	}
-	if err == nil {
-		err = prepare(ctx, w, &t.history, len(g.history))
-	}
-	return err
-}
-
-// prepare prepares the statements for up to this many rows that are not prepared yet.
-func prepare[T any](ctx context.Context, w *writer, t *statement[T], rows int) error {
-	if rows == 0 {
-		return nil
-	}
-	for n := t.take(rows); n > 0; n /= 2 {
-		if err := w.prepare(ctx, statementKey{t.name, n}, t.sqlite); err != nil {
+	for _, s := range []struct {
+		rows *database.Rows
+		n    int
+	}{{&t.facts.Rows, len(g.facts)}, {&t.image.Rows, len(g.facts)}, {&t.seen.Rows, len(g.facts)}, {&t.session.Rows, len(g.presence)}, {&t.presence.Rows, len(g.presence)},
+		{&t.catalogs.Rows, len(lists)}, {&t.history.Rows, len(g.history)}} {
+		if err := s.rows.Prepare(ctx, w.store.backend, s.n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *writer) prepare(ctx context.Context, key statementKey, text func(rows int) string) error {
-	if w.statements[key] != nil {
-		return nil
-	}
-	stmt, err := w.store.backend.Write.PrepareContext(ctx, text(key.rows))
-	if err == nil {
-		w.statements[key] = stmt
-	}
-	return err
-}
-
 // execute runs the statements of a group, and returns how many lists are new.
 func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *mergeResult, lists []devices.CatalogText, now time.Time) (catalogs int64, err error) {
-	t := w.texts
-	_, err = execute(ctx, w, tx, &t.facts, m.facts)
+	t, db := w.texts, w.store.backend
+	_, err = t.facts.write(ctx, tx, db, m.facts)
 	if err == nil {
-		_, err = execute(ctx, w, tx, &t.image, m.image)
+		_, err = t.image.write(ctx, tx, db, m.image)
 	}
 	if err == nil {
-		_, err = execute(ctx, w, tx, &t.session, m.session)
+		_, err = t.session.write(ctx, tx, db, m.session)
 	}
 	if err == nil {
-		_, err = execute(ctx, w, tx, &t.presence, m.presence)
+		_, err = t.presence.write(ctx, tx, db, m.presence)
 	}
 	if err == nil {
-		_, err = execute(ctx, w, tx, &t.seen, m.seen)
+		_, err = t.seen.write(ctx, tx, db, m.seen)
 	}
 	slices.SortFunc(lists, t.catalogs.compare)
 	if err == nil {
 		catalogs, err = w.keepLists(ctx, tx, lists, now)
 	}
 	if err == nil {
-		_, err = execute(ctx, w, tx, &t.history, g.history)
+		_, err = t.history.write(ctx, tx, db, g.history)
 	}
 	if err == nil {
-		err = m.counts.Write(ctx, tx, w.store.backend)
+		err = m.counts.Write(ctx, tx, db)
 	}
 	return catalogs, err
 }
@@ -315,50 +269,9 @@ func (w *writer) keepLists(ctx context.Context, tx *sql.Tx, lists []devices.Cata
 			n, err = used.RowsAffected()
 		}
 		if err == nil && n == 0 {
-			n, err = execute(ctx, w, tx, &w.texts.catalogs, lists[i:i+1])
+			n, err = w.texts.catalogs.write(ctx, tx, w.store.backend, lists[i:i+1])
 			added += n
 		}
 	}
 	return added, err
-}
-
-// execute writes rows in key order, and returns how many were changed.
-func execute[T any](ctx context.Context, w *writer, tx *sql.Tx, t *statement[T], rows []T) (changed int64, err error) {
-	defer func() { clear(w.args) }()
-	slices.SortFunc(rows, t.compare)
-	for len(rows) > 0 {
-		n := len(rows)
-		if !w.store.backend.Postgres() {
-			n = t.take(n)
-		}
-		w.args = w.args[:0]
-		for i := range rows[:n] {
-			w.args = t.values(w.args, &rows[i])
-		}
-		var result sql.Result
-		if w.store.backend.Postgres() {
-			result, err = tx.ExecContext(ctx, t.postgres(), t.arrays(w.args)...)
-		} else {
-			result, err = tx.StmtContext(ctx, w.statements[statementKey{t.name, n}]).ExecContext(ctx, w.args...)
-		}
-		if err != nil {
-			return changed, err
-		}
-		some, err := result.RowsAffected()
-		if err != nil {
-			return changed, err
-		}
-		changed += some
-		rows = rows[n:]
-	}
-	return changed, nil
-}
-
-// closeStatements closes the prepared statements. The writer has ended.
-func (w *writer) closeStatements() error {
-	var errs []error
-	for _, stmt := range w.statements {
-		errs = append(errs, stmt.Close())
-	}
-	return errors.Join(errs...)
 }

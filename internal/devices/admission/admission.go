@@ -30,7 +30,7 @@ type Ports struct {
 	Hub       *session.Hub
 	Directory session.Directory
 	Publisher session.Publisher
-	Record    func(audit.Entry) // records an audit entry
+	Audit     audit.Auditor
 	Log       *slog.Logger
 }
 
@@ -97,6 +97,17 @@ func pendingView(id devices.ID, all []pending) devices.View {
 		v.Pending = append(v.Pending, *p.news(id))
 	}
 	return v
+}
+
+// RepeatNews sends the other nodes again which clients got a code from this one: they may have missed it.
+func (a *Admission) RepeatNews() {
+	for id, waiting := range a.pending.all(time.Now()) {
+		for i := range waiting {
+			if !waiting[i].remote {
+				a.ports.Directory.PublishNews(devices.News{Pending: waiting[i].news(id)})
+			}
+		}
+	}
 }
 
 // OnNews handles another node's news. It only changes memory.

@@ -81,7 +81,7 @@ func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, se
 		a.log.Warn("a proven device is not admitted yet; it retries", "device", id, "error", err)
 		return RefusedUnavailable
 	}
-	a.ports.Record(audit.Entry{At: clock.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + a.registry.Client(clientID))})
+	a.ports.Audit.Record(audit.Entry{At: clock.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + a.registry.Client(clientID))})
 	return ""
 }
 
@@ -126,7 +126,7 @@ func (a *Admission) ReportDispute(id devices.ID, clientID, serial string, reason
 	a.addDispute(id, now)
 	a.ports.Directory.PublishNews(devices.News{Dispute: &devices.DisputeNews{Device: id, Reason: reason}})
 	a.log.Warn("device id is contested", "device", id, "client", client, "serial", serial, "reason", string(reason))
-	a.ports.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + client)})
+	a.ports.Audit.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + client)})
 	fields := jsonspan.AppendString([]byte(`"client":`), client)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)

@@ -41,6 +41,7 @@ type pending struct {
 	host      netip.Addr    // whose limits apply to the request; zero if another node received it
 	address   netip.Addr    // that the last request came from
 	since     time.Time     // when the client got the code
+	remote    bool          // another node gave it the code
 	known     bool          // another client of the device is admitted
 	facts     devices.Facts // reported by the device
 }
@@ -155,7 +156,7 @@ func replaceable(waiting []pending, host netip.Addr) (at int) {
 func (p *pendings) addRemote(c *devices.PendingClient, now time.Time) {
 	id := c.Device
 	next := pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLifetime), address: c.Address, since: c.Since,
-		known: c.Known, facts: c.Facts}
+		remote: true, known: c.Known, facts: c.Facts}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)

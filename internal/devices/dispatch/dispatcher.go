@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
@@ -25,10 +26,10 @@ type Ports struct {
 	Records   Finder
 	Registry  *registry.Registry
 	Hub       *session.Hub
-	IsPending func(devices.ID) bool // reports whether the device is pending approval
+	Admission Admission
 	Router    Router
 	Vision    session.Vision
-	Audit     Auditor
+	Audit     audit.Auditor
 	Recorder  devices.Recorder // may be nil
 	Tasks     *tasks.Group
 	Log       *slog.Logger

@@ -39,7 +39,7 @@ type callerState struct {
 
 // callerStateOf returns the caller state of a session.
 func callerStateOf(x *session.Session) *callerState {
-	return x.CallerState(func() any { return &callerState{shared: map[string]*sharedCall{}} }).(*callerState)
+	return session.CallerState(x, func() *callerState { return &callerState{shared: map[string]*sharedCall{}} })
 }
 
 // confirmation is a call that waits for the confirmation of a person.
@@ -261,7 +261,7 @@ func (s *Dispatcher) share(ctx context.Context, d *callerState, c *devices.ToolC
 // clearShared drops shared results, including those of calls in progress: a call that may
 // change the device's state has ended, and later reads must show it.
 func clearShared(x *session.Session) {
-	if d, ok := x.CallerState(nil).(*callerState); ok {
+	if d := session.CallerState[callerState](x, nil); d != nil {
 		d.mu.Lock()
 		clear(d.shared)
 		d.mu.Unlock()

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 
-	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 )
 
@@ -20,8 +19,7 @@ type Router interface {
 	Query(ctx context.Context, id devices.ID, q devices.Query) ([]byte, error)
 }
 
-// Auditor records who did what. Record never blocks and never fails; entries that cannot be
-// kept leave a visible gap.
-type Auditor interface {
-	Record(e audit.Entry)
+// Admission reports whether a device is pending approval.
+type Admission interface {
+	IsPending(id devices.ID) bool
 }

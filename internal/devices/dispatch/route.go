@@ -80,7 +80,7 @@ func (s *Dispatcher) AbsentError(ctx context.Context, id devices.ID) error {
 	if err := s.ports.Registry.CheckReady(); err != nil {
 		return err
 	}
-	known := s.ports.Registry.Status(id, "").Known || s.ports.IsPending(id)
+	known := s.ports.Registry.Status(id, "").Known || s.ports.Admission.IsPending(id)
 	if s.cfg.Routed {
 		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()

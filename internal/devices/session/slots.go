@@ -136,15 +136,16 @@ func (x *Session) Tools() Tools {
 // Labels returns the device's labels; after AwaitRow those in the database.
 func (x *Session) Labels() map[string]string { return x.entry.device.Load().Labels }
 
-// CallerState returns a value that make created at the first call; it lives as long as the
-// session. Without make it may be nil.
-func (x *Session) CallerState(make func() any) any {
+// CallerState returns the state that make created at the first call; it lives as long as the
+// session. Without make it may be nil. All calls have the same T.
+func CallerState[T any](x *Session, make func() *T) *T {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.callers == nil && make != nil {
 		x.callers = make()
 	}
-	return x.callers
+	state, _ := x.callers.(*T)
+	return state
 }
 
 // PrepareUpload gives the device a new upload token if it has none, or one that expires

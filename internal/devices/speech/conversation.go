@@ -75,7 +75,7 @@ type Opening struct {
 // the hello was answered.
 func (s *Service) Open(line Line, o Opening, open func(*Conversation) (AudioPath, error)) (*Conversation, error) {
 	c := &Conversation{svc: s, line: line, owned: o.Owned, id: o.ID}
-	if s.voice != nil {
+	if s.opt.Voice != nil {
 		c.intro = &intro{o.Identity, o.Hello}
 	}
 	path, err := open(c)
@@ -92,7 +92,7 @@ func (c *Conversation) IsOwned() bool { return c.owned }
 
 // Begin reports the conversation to the voice service once.
 func (c *Conversation) Begin() {
-	if c.svc.voice == nil {
+	if c.svc.opt.Voice == nil {
 		return
 	}
 	c.mu.Lock()
@@ -100,7 +100,7 @@ func (c *Conversation) Begin() {
 	c.begun = c.begun || begin
 	c.mu.Unlock()
 	if begin {
-		c.svc.voice.Begin(c)
+		c.svc.opt.Voice.Begin(c)
 	}
 }
 
@@ -121,8 +121,8 @@ func (c *Conversation) HandleMessage(kind string, session, msg []byte) {
 
 // PassToVoice passes a message of the device to the voice service.
 func (c *Conversation) PassToVoice(kind string, msg []byte) {
-	if c.svc.voice != nil && !c.IsOver() {
-		c.svc.voice.Message(c, kind, msg)
+	if c.svc.opt.Voice != nil && !c.IsOver() {
+		c.svc.opt.Voice.Message(c, kind, msg)
 	}
 }
 
@@ -140,13 +140,13 @@ func (c *Conversation) HandleAudio(f envelope.Frame) {
 	}
 	seq := c.received.Add(1)
 	if c.topic == "" {
-		c.topic = s.audio.Topic(c.line.Device())
+		c.topic = s.opt.Audio.Topic(c.line.Device())
 	}
-	if !s.audio.PublishAudio(c.topic, c.id, seq, f) {
+	if !s.opt.Audio.PublishAudio(c.topic, c.id, seq, f) {
 		c.drop(AudioNotPublished)
 	}
-	if s.voice != nil {
-		s.voice.Audio(c, f)
+	if s.opt.Voice != nil {
+		s.opt.Voice.Audio(c, f)
 	}
 }
 
@@ -158,7 +158,7 @@ func (c *Conversation) ReportNoAudio(tried uint64) {
 		return
 	}
 	c.svc.stats.SilentChannels.Add(1)
-	c.svc.log.Warn("no audio arrives: check that the UDP port is open from the device to this node (--udp-listen, --public-udp)",
+	c.svc.opt.Log.Warn("no audio arrives: check that the UDP port is open from the device to this node (--udp-listen, --public-udp)",
 		"device", c.line.Device(), "session", c.id, "packets", tried)
 	fields := jsonspan.AppendString([]byte(`"conversation":`), c.id)
 	c.line.PublishEvent(devices.EventSilent, strconv.AppendUint(append(fields, `,"packets":`...), tried, 10))
@@ -217,7 +217,7 @@ func (c *Conversation) Sweep() {
 	over := c.quiet >= quietSweeps
 	c.mu.Unlock()
 	if over {
-		c.svc.log.Info("conversation ended: no traffic", "device", c.line.Device(), "conversation", c.id)
+		c.svc.opt.Log.Info("conversation ended: no traffic", "device", c.line.Device(), "conversation", c.id)
 		c.End()
 	}
 }
@@ -261,8 +261,8 @@ func (c *Conversation) End() {
 	c.line.RemoveConversation(c)
 	c.path.Close()
 	c.svc.stats.Conversations.Add(-1)
-	if c.svc.voice != nil {
-		c.svc.voice.End(c)
+	if c.svc.opt.Voice != nil {
+		c.svc.opt.Voice.End(c)
 	}
 }
 

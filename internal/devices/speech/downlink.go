@@ -185,7 +185,7 @@ func (c *Conversation) wakeLocked() {
 		d.timer.Stop()
 		d.timer = nil
 	}
-	d.pumping = c.svc.tasks.Run(c.pump)
+	d.pumping = c.svc.opt.Tasks.Run(c.pump)
 }
 
 // abort handles the user's interruption: it drops the queue, and sends the device, which
@@ -228,7 +228,7 @@ func (c *Conversation) stopSpeech() {
 
 // pump sends the items that are due, then ends or sets a timer for the rest.
 func (c *Conversation) pump() {
-	defer tasks.Contain(c.svc.log, c.End)
+	defer tasks.Contain(c.svc.opt.Log, c.End)
 	for {
 		c.mu.Lock()
 		d := c.down
@@ -281,7 +281,7 @@ func (c *Conversation) onTimer() {
 	defer c.mu.Unlock()
 	c.down.timer = nil
 	if !c.ended && !c.down.pumping {
-		c.down.pumping = c.svc.tasks.Run(c.pump)
+		c.down.pumping = c.svc.opt.Tasks.Run(c.pump)
 	}
 }
 

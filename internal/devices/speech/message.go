@@ -113,7 +113,7 @@ func WithSession(body []byte, id string) []byte {
 // Send queues one message of a voice service for the device.
 func (c *Conversation) Send(principal access.Principal, body []byte) error {
 	kind, body, err := CheckMessage(body)
-	if err := c.svc.permit(principal, c.line.Device(), kind, err); err != nil {
+	if err := c.svc.opt.Guard.PermitSpeech(principal, c.line.Device(), kind, err); err != nil {
 		return err
 	}
 	if !c.line.Connected() {

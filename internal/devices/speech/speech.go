@@ -18,35 +18,27 @@ import (
 
 // Service is shared by the conversations of a node.
 type Service struct {
-	audio AudioBus
-	voice Voice // may be nil
-	stats *AudioStats
-	tasks *tasks.Group
-	log   *slog.Logger
-	// permit returns an error if a voice service may not send a device a message of this
-	// type, and records the message; err is the error of the message itself.
-	permit func(principal access.Principal, id devices.ID, kind string, err error) error
+	opt   Options
+	stats AudioStats
 }
 
 // Options configure a Service; Voice may be nil.
 type Options struct {
-	Audio  AudioBus
-	Voice  Voice
-	Tasks  *tasks.Group
-	Log    *slog.Logger
-	Permit func(principal access.Principal, id devices.ID, kind string, err error) error
+	Audio AudioBus
+	Voice Voice
+	Guard Guard
+	Tasks *tasks.Group
+	Log   *slog.Logger
 }
 
 // New returns a Service.
-func New(o Options) *Service {
-	return &Service{audio: o.Audio, voice: o.Voice, stats: &AudioStats{}, tasks: o.Tasks, log: o.Log, permit: o.Permit}
-}
+func New(o Options) *Service { return &Service{opt: o} }
 
 // Stats returns the counters.
-func (s *Service) Stats() *AudioStats { return s.stats }
+func (s *Service) Stats() *AudioStats { return &s.stats }
 
 // HasVoice reports whether a voice service takes part in the conversations of this node.
-func (s *Service) HasVoice() bool { return s.voice != nil }
+func (s *Service) HasVoice() bool { return s.opt.Voice != nil }
 
 // Drop counts a frame without an open conversation.
 func (s *Service) Drop() { s.stats.AudioDrops.Add(AudioNoChannel, 1) }
@@ -84,6 +76,13 @@ type Line interface {
 	CloseIdle(c *Conversation)
 	// RemoveConversation removes the conversation from the device.
 	RemoveConversation(c *Conversation)
+}
+
+// Guard judges what voice services send.
+type Guard interface {
+	// PermitSpeech returns an error if a voice service may not send a device a message of
+	// this type, and records the message; err is the error of the message itself.
+	PermitSpeech(principal access.Principal, id devices.ID, kind string, err error) error
 }
 
 // AudioBus publishes the audio of devices. Its methods never block and keep no part of a

@@ -6,8 +6,6 @@ import (
 	"database/sql"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 )
 
 // countSlots is the number of rows of a count on Postgres, so that nodes rarely wait for each
@@ -77,27 +75,16 @@ func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
 	slices.SortFunc(keys, func(a, b Count) int {
 		return cmp.Or(cmp.Compare(a.Dimension, b.Dimension), cmp.Compare(a.Value, b.Value))
 	})
-	for len(keys) > 0 {
-		n := PowerOfTwo(len(keys), db.MaxRows)
-		args := make([]any, 0, 4*n)
-		for _, c := range keys[:n] {
-			args = append(args, c.Dimension, c.Value, db.Slot, d[c])
-		}
-		if _, err := tx.ExecContext(ctx, countsText(n), args...); err != nil {
-			return err
-		}
-		keys = keys[n:]
+	rows := make([][]any, len(keys))
+	for i, c := range keys {
+		rows[i] = []any{c.Dimension, c.Value, db.Slot, d[c]}
 	}
-	return nil
+	_, err := countRows.Write(ctx, tx, db, rows)
+	return err
 }
 
-func countsText(rows int) string {
-	var b strings.Builder
-	b.WriteString("INSERT INTO fleet_counts (dimension, value, slot, n) VALUES ")
-	b.WriteString(Placeholders(rows, 4))
-	b.WriteString(" ON CONFLICT (dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n")
-	return b.String()
-}
+var countRows = Rows{Table: "fleet_counts", Columns: append(Text("dimension", "value"), Bigint("slot", "n")...),
+	Conflict: "(dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n"}
 
 // PowerOfTwo returns how many of the rows the next statement writes: a power of two, so that few
 // texts have to be prepared.
@@ -107,22 +94,4 @@ func PowerOfTwo(rows, most int) int {
 		n *= 2
 	}
 	return n
-}
-
-// Placeholders returns `($1, $2), ($3, $4)` for two rows of two columns.
-func Placeholders(rows, columns int) string {
-	var b strings.Builder
-	for i := range rows * columns {
-		switch {
-		case i == 0:
-			b.WriteString("(")
-		case i%columns == 0:
-			b.WriteString("), (")
-		default:
-			b.WriteString(", ")
-		}
-		b.WriteString("$" + strconv.Itoa(i+1))
-	}
-	b.WriteString(")")
-	return b.String()
 }

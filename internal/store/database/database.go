@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,10 +46,6 @@ const (
 // DB is an opened database; it hides the differences of the two. It is safe for concurrent use.
 type DB struct {
 	Where string // for people, without the password
-	// MaxRows is the largest number of rows of one statement with numbered parameters, a power
-	// of two. Postgres gets faster up to 128. SQLite searches a list for the name of each
-	// parameter, so its cost grows with their square, and a statement costs no round trip.
-	MaxRows int
 	// Slot is the slot of fleet_counts that this process writes.
 	Slot int64
 
@@ -62,6 +59,7 @@ type DB struct {
 	turn    chan struct{} // SQLite: capacity 1, held by the writer; nil: not needed
 	// checkpoints is nil on Postgres.
 	checkpoints *checkpointer
+	prepared    sync.Map // prepared to its *sql.Stmt of Write, which ends with it
 }
 
 // Postgres reports whether the database is Postgres; it is SQLite otherwise.
@@ -124,7 +122,7 @@ func openSQLite(path string) (*DB, error) {
 	// last ones of each range of the indexes. Those of 100,000 tasks are half as many.
 	const ledger = journal + "&_pragma=cache_size(-65536)"
 	const jobs = journal + "&_pragma=cache_size(-32768)"
-	db := &DB{Where: "the SQLite file " + path, dialect: goose.DialectSQLite3, MaxRows: 8, turn: make(chan struct{}, 1)}
+	db := &DB{Where: "the SQLite file " + path, dialect: goose.DialectSQLite3, turn: make(chan struct{}, 1)}
 	var checkpoints *sql.DB
 	for _, pool := range []struct {
 		db   **sql.DB
@@ -172,7 +170,7 @@ func openPostgres(text string) (*DB, error) {
 	}
 	db := &DB{
 		Where:   fmt.Sprintf("the Postgres database %q of user %q at %s", config.Database, config.User, net.JoinHostPort(config.Host, fmt.Sprint(config.Port))),
-		dialect: goose.DialectPostgres, MaxRows: 128, Slot: rand.Int64N(countSlots),
+		dialect: goose.DialectPostgres, Slot: rand.Int64N(countSlots),
 		Write: stdlib.OpenDB(*config), Ledger: stdlib.OpenDB(planned), Jobs: stdlib.OpenDB(keyed), Read: stdlib.OpenDB(*config), Admin: stdlib.OpenDB(admin),
 	}
 	db.Write.SetMaxOpenConns(1)

@@ -4,25 +4,30 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Rows inserts many rows with few statements: on Postgres one with an array for each column, on
+// Rows writes many rows with few statements: on Postgres one with an array for each column, on
 // SQLite several with many rows each.
 type Rows struct {
 	Table   string
 	Columns []Column
-	// Conflict is the text after ON CONFLICT; empty: none.
+	// Keys is how many of the columns, the first ones, identify the rows to update; 0: rows are inserted.
+	Keys int
+	// Conflict is the text after ON CONFLICT for rows to insert; empty: none.
 	Conflict string
+	// Limit is the largest number of rows of one statement of SQLite, a power of two; 0: sqliteRows.
+	Limit int
 }
 
 // Column is a column of Rows.
 type Column struct {
 	Name string
 	Type string // of Postgres: text, bigint, boolean
+	// Value is an expression with ? for the new value, for rows to update; empty: the new value.
+	Value string
 }
 
 // Text returns columns of the type text.
@@ -36,61 +41,107 @@ func Boolean(names ...string) []Column { return columnsOf("boolean", names) }
 
 func columnsOf(kind string, names []string) (list []Column) {
 	for _, name := range names {
-		list = append(list, Column{name, kind})
+		list = append(list, Column{Name: name, Type: kind})
 	}
 	return list
 }
 
-func (r *Rows) names() string {
+// Names returns the names of columns, each after the prefix.
+func Names(prefix string, columns []Column) string {
 	var names []string
-	for _, c := range r.Columns {
-		names = append(names, c.Name)
+	for _, c := range columns {
+		names = append(names, prefix+c.Name)
 	}
 	return strings.Join(names, ", ")
 }
 
-// sqliteRows is the largest number of rows of one statement of SQLite. Its parameters have no
-// names, so SQLite need not look them up.
+// sqliteRows is the default of Rows.Limit. Parameters of SQLite have no names, which it would have to look up.
 const sqliteRows = 32
 
-// Insert inserts rows with values in the order of the columns (string, int64 or bool), and returns
+// text returns the statement that writes the rows of a VALUES or SELECT.
+func (r *Rows) text(values string) string {
+	names := Names("", r.Columns)
+	if r.Keys == 0 {
+		if r.Conflict != "" {
+			values += " ON CONFLICT " + r.Conflict
+		}
+		return "INSERT INTO " + r.Table + " (" + names + ") " + values
+	}
+	var where, set []string
+	for i, c := range r.Columns {
+		value := "v." + c.Name
+		if i < r.Keys {
+			where = append(where, r.Table+"."+c.Name+" = "+value)
+			continue
+		}
+		if c.Value != "" {
+			value = strings.ReplaceAll(c.Value, "?", value)
+		}
+		set = append(set, c.Name+" = "+value)
+	}
+	return "WITH v (" + names + ") AS (" + values + ") UPDATE " + r.Table + " SET " + strings.Join(set, ", ") + " FROM v WHERE " + strings.Join(where, " AND ")
+}
+
+// sqlite returns the statement for n rows. Columns that SQLite computes with have a type only if
+// the first row has one.
+func (r *Rows) sqlite(n int) string {
+	row := "(?" + strings.Repeat(", ?", len(r.Columns)-1) + ")"
+	return r.text("VALUES " + row + strings.Repeat(", "+row, n-1))
+}
+
+// take returns how many of the rows the next statement of SQLite writes.
+func (r *Rows) take(rows int) int { return PowerOfTwo(rows, cmp.Or(r.Limit, sqliteRows)) }
+
+// prepared identifies a prepared statement of SQLite.
+type prepared struct {
+	rows *Rows
+	n    int
+}
+
+// Prepare prepares the statements for up to n rows before a transaction of DB.Write occupies the
+// only connection; Write uses them from then on. The driver of Postgres does that itself.
+func (r *Rows) Prepare(ctx context.Context, db *DB, n int) error {
+	if n == 0 || db.Postgres() {
+		return nil
+	}
+	for n = r.take(n); n > 0; n /= 2 {
+		if _, known := db.prepared.Load(prepared{r, n}); known {
+			continue
+		}
+		stmt, err := db.Write.PrepareContext(ctx, r.sqlite(n))
+		if err != nil {
+			return err
+		}
+		db.prepared.Store(prepared{r, n}, stmt)
+	}
+	return nil
+}
+
+// Write writes rows with values in the order of the columns (string, int64 or bool), and returns
 // how many were changed.
-func (r *Rows) Insert(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (changed int64, err error) {
+func (r *Rows) Write(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (changed int64, err error) {
 	if len(rows) == 0 {
 		return 0, nil
 	}
-	head := "INSERT INTO " + r.Table + " (" + r.names() + ") "
-	tail := ""
-	if r.Conflict != "" {
-		tail = " ON CONFLICT " + r.Conflict
-	}
 	if db.Postgres() {
-		result, err := tx.ExecContext(ctx, head+"SELECT * FROM "+Unnest(r.Columns, 0)+tail, Arrays(r.Columns, rows)...)
+		result, err := tx.ExecContext(ctx, r.text("SELECT * FROM "+Unnest(r.Columns, 0)), Arrays(r.Columns, rows)...)
 		if err != nil {
 			return 0, err
 		}
 		return result.RowsAffected()
 	}
-	var full *sql.Stmt // of sqliteRows rows
-	if len(rows) >= 2*sqliteRows {
-		if full, err = tx.PrepareContext(ctx, head+"VALUES "+questions(sqliteRows, len(r.Columns))+tail); err != nil {
-			return 0, err
+	var stmt *sql.Stmt // for ready rows; it ends with the transaction
+	for ready := 0; len(rows) > 0; {
+		n := r.take(len(rows))
+		if known, ok := db.prepared.Load(prepared{r, n}); n != ready && ok {
+			stmt = tx.StmtContext(ctx, known.(*sql.Stmt))
+		} else if n != ready {
+			if stmt, err = tx.PrepareContext(ctx, r.sqlite(n)); err != nil {
+				return changed, err
+			}
 		}
-		defer func() { err = errors.Join(err, full.Close()) }()
-	}
-	args := make([]any, 0, min(len(rows), sqliteRows)*len(r.Columns))
-	for len(rows) > 0 {
-		n := PowerOfTwo(len(rows), sqliteRows)
-		args = args[:0]
-		for _, row := range rows[:n] {
-			args = append(args, row...)
-		}
-		var result sql.Result
-		if full != nil && n == sqliteRows {
-			result, err = full.ExecContext(ctx, args...)
-		} else {
-			result, err = tx.ExecContext(ctx, head+"VALUES "+questions(n, len(r.Columns))+tail, args...)
-		}
+		ready = n
+		result, err := stmt.ExecContext(ctx, slices.Concat(rows[:n]...)...)
 		if err != nil {
 			return changed, err
 		}
@@ -137,12 +188,6 @@ func array[T any](rows [][]any, column int) []T {
 	return list
 }
 
-// questions returns `(?, ?), (?, ?)` for two rows of two columns.
-func questions(rows, columns int) string {
-	one := "(?" + strings.Repeat(", ?", columns-1) + ")"
-	return one + strings.Repeat(", "+one, rows-1)
-}
-
 // Label is a row of device_labels.
 type Label struct{ Key, Value, Device string }
 
@@ -157,6 +202,6 @@ func (db *DB) InsertLabels(ctx context.Context, tx *sql.Tx, labels []Label) erro
 	for i, l := range labels {
 		rows[i] = []any{l.Key, l.Value, l.Device}
 	}
-	_, err := labelRows.Insert(ctx, tx, db, rows)
+	_, err := labelRows.Write(ctx, tx, db, rows)
 	return err
 }

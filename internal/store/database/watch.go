@@ -33,10 +33,3 @@ func (w *Watch) HasStopped(name, written string, now time.Time, lasts time.Durat
 	}
 	return now.Sub(s.at) >= lasts
 }
-
-// Forget leaves out what this process holds itself, or nobody holds any longer.
-func (w *Watch) Forget(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.seen, name)
-}

@@ -68,7 +68,7 @@ func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task)
 	j.Settle(t.now)
 	j.Version = 1
 	t.changed = append(t.changed, jobs.Change{Job: j})
-	_, err = jobRows.Insert(ctx, t.tx, t.db, [][]any{slices.Concat(fixed(&j), given(&j), moved(&j, t.now))})
+	_, err = jobRows.Write(ctx, t.tx, t.db, [][]any{slices.Concat(fixed(&j), given(&j), moved(&j, t.now))})
 	return j, false, err
 }
 
@@ -113,7 +113,7 @@ func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task
 		rows[i] = taskValues(&task)
 	}
 	slices.SortFunc(rows, func(a, b []any) int { return strings.Compare(a[1].(string), b[1].(string)) })
-	if _, err := taskRows.Insert(ctx, t.tx, t.db, rows); err != nil {
+	if _, err := taskRows.Write(ctx, t.tx, t.db, rows); err != nil {
 		return err
 	}
 	j.Added(len(tasks)-refused, refused)

@@ -63,7 +63,7 @@ func (t *transaction) end(ctx context.Context, instance string, list []jobs.End)
 	for i, k := range order {
 		rows[i], ended = endValues(tasks[k]), append(ended, *tasks[k])
 	}
-	if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+	if _, err := taskEnds.Write(ctx, t.tx, t.db, rows); err != nil {
 		return nil, nil, err
 	}
 	for _, j := range all {
@@ -244,7 +244,7 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 		rows[i] = endValues(task)
 		j.touched = true
 	}
-	if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+	if _, err := taskEnds.Write(ctx, t.tx, t.db, rows); err != nil {
 		return err
 	}
 	for _, j := range all {
@@ -364,7 +364,7 @@ func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jo
 				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
 				rows[i] = endValues(task)
 			}
-			if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+			if _, err := taskEnds.Write(ctx, t.tx, t.db, rows); err != nil {
 				return err
 			}
 			t.touch(row)

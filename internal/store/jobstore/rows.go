@@ -3,7 +3,6 @@ package jobstore
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -29,7 +28,8 @@ var (
 		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at")...)
 	jobColumns = slices.Concat(fixedColumns, givenColumns, movedColumns)
 	jobRows    = database.Rows{Table: "jobs", Columns: jobColumns}
-	jobNames   = namesOf("j.", jobColumns)
+	jobMoves   = database.Rows{Table: "jobs", Columns: slices.Concat(database.Text("job"), movedColumns), Keys: 1}
+	jobNames   = database.Names("j.", jobColumns)
 )
 
 // Columns of tasks.
@@ -39,16 +39,9 @@ var (
 	endColumns  = slices.Concat(database.Text("state", "instance", "node", "call_id", "outcome", "code", "detail", "result"),
 		database.Bigint("due_at", "attempt", "fence", "begun_at", "ended_at"), database.Boolean("late"))
 	taskRows  = database.Rows{Table: "tasks", Columns: taskColumns}
-	taskNames = namesOf("t.", taskColumns)
+	taskEnds  = database.Rows{Table: "tasks", Columns: slices.Concat(keyColumns, endColumns), Keys: len(keyColumns)}
+	taskNames = database.Names("t.", taskColumns)
 )
-
-func namesOf(prefix string, columns []database.Column) string {
-	var names []string
-	for _, c := range columns {
-		names = append(names, prefix+c.Name)
-	}
-	return strings.Join(names, ", ")
-}
 
 // readyAt returns a time before which the job lets no task begin unless its row changes; 0: it may
 // now. It may be earlier than the truth, never later.
@@ -192,44 +185,8 @@ func (t *transaction) write(ctx context.Context, all map[string]*locked) (change
 	slices.SortFunc(rows, func(a, b []any) int { return strings.Compare(a[0].(string), b[0].(string)) })
 	slices.SortFunc(changed, func(a, b jobs.Change) int { return strings.Compare(a.Job.ID, b.Job.ID) })
 	t.changed = append(t.changed, changed...)
-	return changed, t.update(ctx, "jobs", database.Text("job"), movedColumns, rows)
-}
-
-// update sets columns of rows found by their keys. Rows have the keys first.
-func (t *transaction) update(ctx context.Context, table string, keys, set []database.Column, rows [][]any) (err error) {
-	if len(rows) == 0 {
-		return nil
-	}
-	var sets, where []string
-	if t.db.Postgres() {
-		for _, c := range set {
-			sets = append(sets, c.Name+" = v."+c.Name)
-		}
-		for _, c := range keys {
-			where = append(where, "r."+c.Name+" = v."+c.Name)
-		}
-		columns := slices.Concat(keys, set)
-		_, err := t.tx.ExecContext(ctx, "UPDATE "+table+" r SET "+strings.Join(sets, ", ")+" FROM "+database.Unnest(columns, 0)+" AS v("+namesOf("", columns)+") WHERE "+strings.Join(where, " AND "),
-			database.Arrays(columns, rows)...)
-		return err
-	}
-	for _, c := range set {
-		sets = append(sets, c.Name+" = ?")
-	}
-	for _, c := range keys {
-		where = append(where, c.Name+" = ?")
-	}
-	statement, err := t.tx.PrepareContext(ctx, "UPDATE "+table+" SET "+strings.Join(sets, ", ")+" WHERE "+strings.Join(where, " AND "))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, statement.Close()) }()
-	for _, row := range rows {
-		if _, err := statement.ExecContext(ctx, append(slices.Clone(row[len(keys):]), row[:len(keys)]...)...); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = jobMoves.Write(ctx, t.tx, t.db, rows)
+	return changed, err
 }
 
 // touch notes that the job's row is to be written, after the rules that time brings.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"slices"
 	"strings"
 
@@ -28,6 +27,7 @@ var (
 		database.Bigint("first_seen", "checked_at"))}
 	changeRows = database.Rows{Table: "changes", Columns: slices.Concat(
 		database.Bigint("revision"), database.Text("id", "device", "aspect", "value", "who"), database.Bigint("at"))}
+	deviceUpdates = database.Rows{Table: "devices", Columns: updateColumns, Keys: 1}
 	// updateColumns are the columns of a known device that decisions change.
 	updateColumns = slices.Concat(
 		database.Text("device", "admission", "client_id", "name", "name_folded", "labels", "preferred_transport", "joined"), database.Bigint("revision"),
@@ -94,7 +94,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	if err := t.remove(ctx, gone, states, deltas); err != nil {
 		return 0, err
 	}
-	if n, err := presenceRows.Insert(ctx, t.tx, t.db, presence); err != nil {
+	if n, err := presenceRows.Write(ctx, t.tx, t.db, presence); err != nil {
 		return 0, err
 	} else if n < int64(len(presence)) {
 		return 0, database.ErrConcurrent // another node has created one of these devices
@@ -108,7 +108,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	if err := t.db.InsertLabels(ctx, t.tx, labels); err != nil {
 		return 0, err
 	}
-	if _, err := exceptionRows.Insert(ctx, t.tx, t.db, exceptions); err != nil {
+	if _, err := exceptionRows.Write(ctx, t.tx, t.db, exceptions); err != nil {
 		return 0, err
 	}
 	if err := t.execAmong(ctx, cleared, `DELETE FROM credential_exceptions WHERE device %s`); err != nil {
@@ -221,27 +221,17 @@ func (t *transaction) finish(ctx context.Context, inserts, updates [][]any, chan
 	for _, row := range slices.Concat(inserts, updates) {
 		row[8] = settle(row[8].(int64), base)
 	}
-	if _, err := deviceRows.Insert(ctx, t.tx, t.db, inserts); err != nil {
+	if _, err := deviceRows.Write(ctx, t.tx, t.db, inserts); err != nil {
 		return 0, err
 	}
-	if len(updates) > 0 {
-		stmt, err := t.tx.PrepareContext(ctx, `UPDATE devices SET admission = $2, client_id = $3, name = $4, name_folded = $5, labels = $6, preferred_transport = $7,
- joined = $8, revision = $9, serial = $10, first_seen = $11 WHERE device = $1`)
-		if err != nil {
-			return 0, err
-		}
-		defer func() { err = errors.Join(err, stmt.Close()) }()
-		for _, row := range updates {
-			if _, err := stmt.ExecContext(ctx, row...); err != nil {
-				return 0, err
-			}
-		}
+	if _, err := deviceUpdates.Write(ctx, t.tx, t.db, updates); err != nil {
+		return 0, err
 	}
 	rows := make([][]any, len(changes))
 	for i := range changes {
 		rows[i] = changeValues(&changes[i], settle(changes[i].Revision, base))
 	}
-	if _, err := changeRows.Insert(ctx, t.tx, t.db, rows); err != nil || len(rows) == 0 {
+	if _, err := changeRows.Write(ctx, t.tx, t.db, rows); err != nil || len(rows) == 0 {
 		return base, err
 	}
 	_, err = t.tx.ExecContext(ctx, `UPDATE fleet_revision SET n = n + $1`, int64(len(changes)))
@@ -252,7 +242,7 @@ func (t *transaction) finish(ctx context.Context, inserts, updates [][]any, chan
 // statement and the commit.
 func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]any, changes []devices.Change) (base int64, err error) {
 	if len(changes) == 0 { // only the column joined is written
-		_, err := t.tx.ExecContext(ctx, `UPDATE devices d SET joined = u.joined FROM `+database.Unnest(updateColumns, 0)+` AS u (`+names(updateColumns)+`) WHERE d.device = u.device`,
+		_, err := t.tx.ExecContext(ctx, `UPDATE devices d SET joined = u.joined FROM `+database.Unnest(updateColumns, 0)+` AS u (`+database.Names("", updateColumns)+`) WHERE d.device = u.device`,
 			database.Arrays(updateColumns, updates)...)
 		return 0, err
 	}
@@ -267,19 +257,19 @@ func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]a
 	for i := range changes {
 		rows[i] = changeValues(&changes[i], changes[i].Revision-pending)
 	}
-	text += `, c AS (INSERT INTO changes (` + names(changeRows.Columns) + `) SELECT r.base + u.revision, u.id, u.device, u.aspect, u.value, u.who, u.at FROM r, ` +
-		add(changeRows.Columns, rows) + ` AS u (` + names(changeRows.Columns) + `))`
+	text += `, c AS (INSERT INTO changes (` + database.Names("", changeRows.Columns) + `) SELECT r.base + u.revision, u.id, u.device, u.aspect, u.value, u.who, u.at FROM r, ` +
+		add(changeRows.Columns, rows) + ` AS u (` + database.Names("", changeRows.Columns) + `))`
 	inserted := int64(len(inserts))
 	const revision = `CASE WHEN u.revision >= 4611686018427387904 THEN u.revision - 4611686018427387904 + r.base ELSE u.revision END`
 	if len(inserts) > 0 {
-		columns := names(deviceRows.Columns)
+		columns := database.Names("", deviceRows.Columns)
 		text += `, i AS (INSERT INTO devices (` + columns + `) SELECT ` + strings.Replace(columns, "revision", revision, 1) + ` FROM r, ` +
 			add(deviceRows.Columns, inserts) + ` AS u (` + columns + `) ON CONFLICT (device) DO NOTHING RETURNING 1)`
 	}
 	if len(updates) > 0 {
 		text += `, d AS (UPDATE devices d SET admission = u.admission, client_id = u.client_id, name = u.name, name_folded = u.name_folded, labels = u.labels,
  preferred_transport = u.preferred_transport, joined = u.joined, revision = ` + revision + `, serial = u.serial, first_seen = u.first_seen
- FROM r, ` + add(updateColumns, updates) + ` AS u (` + names(updateColumns) + `) WHERE d.device = u.device)`
+ FROM r, ` + add(updateColumns, updates) + ` AS u (` + database.Names("", updateColumns) + `) WHERE d.device = u.device)`
 	}
 	text += ` SELECT base`
 	if inserted > 0 {
@@ -295,14 +285,6 @@ func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]a
 		return 0, database.ErrConcurrent
 	}
 	return base, nil
-}
-
-func names(columns []database.Column) string {
-	var list []string
-	for _, c := range columns {
-		list = append(list, c.Name)
-	}
-	return strings.Join(list, ", ")
 }
 
 // encodeLabels returns labels in the form in which they are stored: keys sorted, no spaces.

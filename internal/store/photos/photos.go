@@ -41,7 +41,7 @@ func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
 			values[i] = []any{p.ID, string(p.Device), database.Clean(p.Question), p.Bytes, p.SHA256, p.Kind, database.Micros(p.TakenAt)}
 		}
 		if err := x.transactions.Run(ctx, "adding photos to their index", func(ctx context.Context, tx *sql.Tx) error {
-			_, err := rows.Insert(ctx, tx, x.db, values)
+			_, err := rows.Write(ctx, tx, x.db, values)
 			return err
 		}); err != nil {
 			return err

@@ -156,22 +156,12 @@ func (s *Store) Lease(ctx context.Context, id, instance string, version int64, l
 		return true, nil
 	}
 	now := time.Now()
-	switch mine, err := s.renew(ctx, id, instance, version, instance, -1); {
-	case err != nil || mine:
-		s.leases.Forget(id)
-		return mine, err
-	}
 	holder, beat, err := s.holder(ctx, id)
-	if err != nil || holder != "" && !s.leases.HasStopped(id, fmt.Sprint(holder, " ", beat), now, lasts) {
+	if err != nil || holder != "" && holder != instance && !s.leases.HasStopped(id, fmt.Sprint(holder, " ", beat), now, lasts) {
 		return false, err
 	}
-	return s.renew(ctx, id, instance, version, holder, beat)
-}
-
-// renew takes the lease from a holder that has not changed it since; beat -1: whatever it did.
-func (s *Store) renew(ctx context.Context, id, instance string, version int64, holder string, beat int64) (bool, error) {
-	err := s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale,
-		`UPDATE webhooks SET instance = $2, beat = beat + 1 WHERE id = $1 AND version = $3 AND instance = $4 AND ($5 < 0 OR beat = $5)`, id, instance, version, holder, beat)
+	err = s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale,
+		`UPDATE webhooks SET instance = $2, beat = beat + 1 WHERE id = $1 AND version = $3 AND instance = $4 AND beat = $5`, id, instance, version, holder, beat)
 	if errors.Is(err, webhooks.ErrStale) {
 		return false, nil
 	}

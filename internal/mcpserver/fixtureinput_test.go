@@ -1,6 +1,6 @@
 //lint:file-ignore SA1019 the suite tests what the protocol has deprecated, too
 
-package main
+package mcpserver
 
 import (
 	"cmp"

@@ -1,17 +1,23 @@
 //lint:file-ignore SA1019 the suite tests what the protocol has deprecated, too
 
-package main
+package mcpserver
 
 import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/connlimit"
 )
 
 // The fixtures are the tools, resources and prompts that the official conformance
@@ -24,35 +30,59 @@ const (
 	fixturePause   = 50 * time.Millisecond
 )
 
-// fixtures implements mcpserver.Extra.
-type fixtures struct{}
-
-// Capabilities adds what the fixtures have.
-func (fixtures) Capabilities(c *mcp.ServerCapabilities) {
-	c.Tools.ListChanged, c.Prompts.ListChanged, c.Logging = true, true, &mcp.LoggingCapabilities{}
+// The official suite runs all requirements of a revision against the fixtures, which the fleet's server has in place of its own tools and
+// resources. scripts/conformance installs the suite, and runs what applies to the product against whole nodes, too.
+func TestConformance(t *testing.T) {
+	if os.Getenv("FLEETD_TEST_CONFORMANCE") == "" {
+		t.Skip("IN VERIFY: scripts/conformance installs the suite")
+	}
+	f := newFleet(t, func(opt *Options) { opt.Auth.Open = true })
+	f.mcp.fleet = f.mcp.newEndpoint(newFixtureServer(f.mcp))
+	server := httptest.NewUnstartedServer(connlimit.RespondEarly(f.mcp, connlimit.DefaultPace)) // as a node serves it
+	server.Config.ConnContext = connlimit.WithConn
+	server.Start()
+	t.Cleanup(server.Close)
+	for _, revision := range []string{"2025-11-25", "2026-07-28"} {
+		t.Run(revision, func(t *testing.T) {
+			out, err := exec.CommandContext(t.Context(), "conformance", "server", "--url", server.URL+PathMCP, "--requirements", revision, "-o", t.TempDir()).CombinedOutput()
+			_, summary, _ := strings.Cut(string(out), "=== SUMMARY")
+			t.Log(summary)
+			if err != nil { // the exit status is that of the scored scenarios
+				t.Error(err)
+			}
+		})
+	}
 }
 
-// Owns reports whether a resource is a fixture.
-func (fixtures) Owns(uri string) bool { return strings.HasPrefix(uri, "test://") }
-
-// Register adds the fixtures, and updates the watched resource until ctx ends.
-func (fixtures) Register(ctx context.Context, server *mcp.Server) {
+// newFixtureServer returns a server with the fixtures, and updates the watched resource until s is closed.
+func newFixtureServer(s *Server) *mcp.Server {
+	options := s.serverOptions(fleetInstructions, &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{ListChanged: true}, Prompts: &mcp.PromptCapabilities{ListChanged: true},
+		Resources: &mcp.ResourceCapabilities{Subscribe: true}, Completions: &mcp.CompletionCapabilities{}, Logging: &mcp.LoggingCapabilities{}})
+	options.SubscribeHandler = func(ctx context.Context, req *mcp.SubscribeRequest) error {
+		return s.subscriptions.add(req.Session, req.Params.URI, subscription{requestInfoOf(ctx), ""})
+	}
+	server := mcp.NewServer(&mcp.Implementation{Name: "fixtures", Version: s.opt.Version}, options)
+	s.addResources(server)
+	s.addPrompts(server, false)
 	addFixtureTools(server)
 	addFixtureInputs(server)
 	addFixtureResources(server)
 	addFixturePrompts(server)
-	go func() {
+	server.AddReceivingMiddleware(s.common)
+	server.AddSendingMiddleware(s.filterPermitted)
+	s.tasks.Go(func() {
 		ticker := time.NewTicker(3 * time.Second)
 		defer ticker.Stop()
 		for {
 			select {
-			case <-ctx.Done():
+			case <-s.ctx.Done():
 				return
 			case <-ticker.C:
-				_ = server.ResourceUpdated(ctx, &mcp.ResourceUpdatedNotificationParams{URI: fixtureWatched}) // it returns no error
+				_ = server.ResourceUpdated(s.ctx, &mcp.ResourceUpdatedNotificationParams{URI: fixtureWatched}) // it returns no error
 			}
 		}
-	}()
+	})
+	return server
 }
 
 func decoded(text string) []byte {
