@@ -47,7 +47,7 @@ func (f spanFlags) filter(a *app) (apiclient.Query, error) {
 
 type auditShowCmd struct {
 	spanFlags
-	Device    string `help:"Only of this device." placeholder:"ID"`
+	Device    string `device:"name" help:"Only of this device." placeholder:"DEVICE"`
 	Key       string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
 	Kind      string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
 	Tool      string `help:"Only calls of this tool; also other actions, such as the type of a message." placeholder:"TOOL"`

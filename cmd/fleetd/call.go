@@ -21,7 +21,7 @@ import (
 )
 
 type callCmd struct {
-	Device  string        `arg:"" help:"Device id."`
+	Device  string        `arg:"" help:"Id or name of the device."`
 	Tool    string        `arg:"" help:"Name of the tool, as fleetd tools lists it."`
 	Values  []string      `arg:"" optional:"" name:"key=value" help:"Arguments, typed as the tool wants them; key:=JSON passes JSON as it is."`
 	Args    string        `help:"Arguments as one JSON object; key=value adds to it." placeholder:"JSON"`
@@ -53,6 +53,9 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	}
 	c, err := call.client(a)
 	if err != nil {
+		return err
+	}
+	if call.Device, err = deviceID(ctx, c, call.Device); err != nil {
 		return err
 	}
 	if err := call.typed(ctx, c, given, arguments); err != nil {
@@ -123,6 +126,19 @@ func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule), exitRefused}
 	}
 	return nil
+}
+
+// yesFlag is that of a command that deletes something.
+type yesFlag struct {
+	Yes bool `short:"y" help:"Do it without a question, which only a terminal can answer."`
+}
+
+// ask returns nil if what the command deletes may go.
+func (f yesFlag) ask(a *app, question string) error {
+	if f.Yes || a.confirmed(cleantext.Line(question)) {
+		return nil
+	}
+	return exitError{errors.New("nothing was deleted: add --yes to confirm it"), exitRefused}
 }
 
 // confirmed puts a question to the person at the terminal; without one, the answer is no.

@@ -101,22 +101,26 @@ func readChip(record []string) (api.NewChip, error) {
 }
 
 type chipsListCmd struct {
-	jsonFlags `set:"json=one JSON object per line"`
+	listFlags `set:"json=one JSON object per line"`
 }
 
 // Run prints the list.
 func (cmd *chipsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"SERIAL", "DEVICE", "IMPORTED"}, "no chip keys yet; `fleetd chips import` adds some", func(chip api.Chip) []string {
-		return []string{chip.Serial, cmp.Or(chip.Device, "-"), ago(chip.ImportedAt.Time, a.now())}
+	return printList(ctx, a, a.stdout, c, cmd.listFlags, []string{"SERIAL", "DEVICE", "IMPORTED"}, "no chip keys yet; `fleetd chips import` adds some", func(chip api.Chip) []string {
+		return []string{chip.Serial, cmp.Or(chip.Device, "-"), timeCell(chip.ImportedAt)}
 	}, nil, "attestation", "keys")
 }
 
 type chipsRemoveCmd struct {
 	Serial string `arg:"" help:"Serial number."`
+	yesFlag
 	clientFlags
 }
 
 // Run removes one.
 func (cmd *chipsRemoveCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	if err := cmd.ask(a, "Remove the chip key of "+cmd.Serial+"? The chip cannot prove itself any longer."); err != nil {
+		return err
+	}
 	return a.change(cmd.Serial, "removed; a device that it proved stays a member", c.Do(ctx, http.MethodDelete, nil, "attestation", "keys", cmd.Serial))
 }

@@ -24,8 +24,8 @@ func TestChips(t *testing.T) {
 	}
 	write("Serial,Key,Device\n# a comment\nSN-1, " + key + ",aa:bb:cc:dd:ee:01\n\nSN-2," + key + "\n")
 	f.run("chips", "import", file).is(t, exitOK, "2 chip keys imported\n", "")
-	f.run("chips", "list").is(t, exitOK, "SERIAL  DEVICE             IMPORTED\nSN-1    aa:bb:cc:dd:ee:01  3h ago\nSN-2    -                  3h ago\n", "")
-	f.run("chips", "remove", "SN-1").is(t, exitOK, "SN-1 removed; a device that it proved stays a member\n", "")
+	f.run("chips", "list").is(t, exitOK, "SERIAL  DEVICE             IMPORTED\nSN-1    aa:bb:cc:dd:ee:01  2026-08-01T09:00:00Z\nSN-2    -                  2026-08-01T09:00:00Z\n", "")
+	f.run("chips", "remove", "SN-1", "--yes").is(t, exitOK, "SN-1 removed; a device that it proved stays a member\n", "")
 	want := []string{`POST /v1/attestation/keys {"items":[{"serial":"SN-1","key":"` + key + `","device":"aa:bb:cc:dd:ee:01"},{"serial":"SN-2","key":"` + key + `"}]}`, "GET /v1/attestation/keys?limit=1000", "DELETE /v1/attestation/keys/SN-1"}
 	if got := f.requests(); !reflect.DeepEqual(got, want) {
 		t.Errorf("asked %q", got)

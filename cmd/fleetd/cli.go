@@ -94,6 +94,12 @@ type jsonFlags struct {
 	clientFlags
 }
 
+// listFlags are the flags of a command that prints a list.
+type listFlags struct {
+	Limit int `help:"Print the first N alone." placeholder:"N"`
+	jsonFlags
+}
+
 // client returns a client of the node that the flags name.
 func (f clientFlags) client(a *app) (*apiclient.Client, error) {
 	c := config.LoadClient(config.Client(f), a.environ)
@@ -142,9 +148,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	command.BindTo(ctx, (*context.Context)(nil))
 	err = command.BindToProvider(func() (*apiclient.Client, error) {
-		return command.Selected().Target.Addr().Interface().(interface {
+		selected := command.Selected().Target
+		c, err := selected.Addr().Interface().(interface {
 			client(a *app) (*apiclient.Client, error)
 		}).client(a)
+		if err != nil {
+			return nil, err
+		}
+		return c, nameDevices(ctx, c, selected)
 	})
 	if err != nil {
 		return a.report(ctx, failed("build the command line: %w", err))

@@ -45,6 +45,7 @@ type devicesListCmd struct {
 	Search    string `help:"Only devices with this text in their name, id or board." placeholder:"TEXT"`
 	JSON      bool   `name:"json" help:"Print the server's JSON, one device per line." xor:"format"`
 	CSV       bool   `name:"csv" help:"Print CSV with a header." xor:"format"`
+	Limit     int    `help:"Print the first N alone." placeholder:"N"`
 	Watch     bool   `help:"Print again whenever something changes."`
 	clientFlags
 }
@@ -109,15 +110,15 @@ func (d *devicesListCmd) filter() apiclient.Query {
 func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	filter := d.filter()
 	if d.CSV {
-		return writeSheet(out, c.Devices(ctx, filter))
+		return writeSheet(out, first(c.Devices(ctx, filter), d.Limit))
 	}
 	none := "no device matches"
 	if len(filter) == 0 {
 		none = "no devices yet; `fleetd doctor` shows the OTA URL to type into one"
 	}
 	head := []string{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}
-	return printList(ctx, a, out, c, d.JSON, head, none, func(device api.Device) []string {
-		row := []string{device.ID, device.Name, stateCell(device), device.Transport, device.Board, device.Firmware, toolsCell(device), d.seenCell(device, a.now())}
+	return printList(ctx, a, out, c, listFlags{Limit: d.Limit, jsonFlags: jsonFlags{JSON: d.JSON}}, head, none, func(device api.Device) []string {
+		row := []string{device.ID, device.Name, stateCell(device), device.Transport, device.Board, device.Firmware, toolsCell(device), seenCell(device)}
 		for i, cell := range row {
 			row[i] = cmp.Or(cell, "-")
 		}
@@ -203,15 +204,12 @@ func toolsCell(d api.Device) string {
 	return strconv.Itoa(d.MCP.Tools)
 }
 
-// seenCell is when the device was last seen. With --watch it is a time, since an age would change at every request.
-func (d *devicesListCmd) seenCell(device api.Device, now time.Time) string {
-	switch {
-	case device.State == "online":
+// seenCell is when the device was last seen.
+func seenCell(device api.Device) string {
+	if device.State == "online" {
 		return "now"
-	case d.Watch && !device.LastSeen.Time.IsZero():
-		return device.LastSeen.Time.UTC().Format(time.RFC3339)
 	}
-	return ago(device.LastSeen.Time, now)
+	return timeCell(device.LastSeen)
 }
 
 type approveCmd struct {
@@ -249,11 +247,15 @@ func (cmd *revokeCmd) Run(ctx context.Context, a *app, c *apiclient.Client) erro
 
 type forgetCmd struct {
 	Device string `arg:"" help:"Device id."`
+	yesFlag
 	clientFlags
 }
 
 // Run forgets.
 func (cmd *forgetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	if err := cmd.ask(a, "Forget "+cmd.Device+"? Its name, labels and history go; it comes back as an unknown device."); err != nil {
+		return err
+	}
 	return a.change(cmd.Device, "forgotten", c.Forget(ctx, cmd.Device))
 }
 

@@ -23,7 +23,7 @@ func TestDevicesTable(t *testing.T) {
 	f.run("devices").is(t, exitOK, strings.Join([]string{
 		"ID                 NAME      STATE    TRANSPORT  BOARD               FIRMWARE  TOOLS       LAST SEEN",
 		"aa:bb:cc:dd:ee:01  lamp red  online   websocket  bread-compact-wifi  2.4.2     7           now",
-		"robot-2            -         offline  -          otto                2.1.0     12 (stale)  3h ago",
+		"robot-2            -         offline  -          otto                2.1.0     12 (stale)  2026-08-01T09:00:00Z",
 		"aa:bb:cc:dd:ee:03  new       pending  -          -                   -         unknown     -",
 		"",
 	}, "\n"), "")
@@ -86,8 +86,8 @@ func TestDeviceChanges(t *testing.T) {
 	f.run("devices", "approve", id, "4b4a121564d3").is(t, exitOK, id+" approved; this takes effect at the device's next OTA check\n", "")
 	f.run("devices", "refuse", id, "4b4a121564d3").is(t, exitOK, id+" keeps its client; 4b4a121564d3 is refused\n", "")
 	f.run("devices", "revoke", id).is(t, exitOK, id+" revoked; the device waits for approval from its next OTA check on\n", "")
-	f.run("devices", "forget", id).is(t, exitOK, id+" forgotten\n", "")
-	f.run("devices", "forget", "nobody").is(t, exitRefused, "", "fleetd: no device is called nobody (device_unknown)\n")
+	f.run("devices", "forget", id, "--yes").is(t, exitOK, id+" forgotten\n", "")
+	f.run("devices", "forget", "nobody", "--yes").is(t, exitRefused, "", "fleetd: no device is called nobody (device_unknown)\n")
 	want := []string{"POST /v1/devices/" + id + "/approve {}", "POST /v1/devices/" + id + `/approve {"client":"4b4a121564d3"}`, "DELETE /v1/devices/" + id + "/clients/4b4a121564d3", "POST /v1/devices/" + id + "/revoke", "DELETE /v1/devices/" + id, "DELETE /v1/devices/nobody"}
 	if got := f.requests(); !reflect.DeepEqual(got, want) {
 		t.Errorf("asked %q", got)

@@ -19,7 +19,7 @@ type editCmd struct {
 	Transport *string  `help:"What it is offered at its next boot: mqtt, websocket, or empty for the node's default." placeholder:"NAME" values:"mqtt,websocket"`
 	IfMatch   int64    `help:"Change the device only if it is still at this revision, which devices show prints." placeholder:"REVISION"`
 	Yes       bool     `short:"y" help:"Change the devices of a selection without a question."`
-	clientFlags
+	jsonFlags
 }
 
 // Run changes one device or those of a selection.
@@ -80,6 +80,9 @@ func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client,
 	if err != nil {
 		return err
 	}
+	if cmd.JSON {
+		return printValue(a.stdout, patched)
+	}
 	text := cleantext.Line(cmd.Target) + " changed"
 	if patched.Applies != "" {
 		text += "; the transport applies at its " + cleantext.Line(patched.Applies)
@@ -112,6 +115,9 @@ func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Clie
 	patched, err := c.PatchSelected(ctx, cmd.Target, api.SelectionEdit{Labels: labels, TransportWanted: cmd.Transport})
 	if err != nil {
 		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, patched)
 	}
 	text := fmt.Sprintf("%d of %s changed", int64(patched.Changed), devicesText(int64(patched.Matched)))
 	if cmd.Transport != nil {

@@ -35,7 +35,7 @@ const shownDevices = 5
 var callID = regexp.MustCompile(`^[a-z2-7]{16}$`)
 
 type explainCmd struct {
-	Target  string `arg:"" optional:"" name:"device|call" help:"Device id, or the id of a call."`
+	Target  string `arg:"" optional:"" name:"device|call" help:"Id or name of a device, or the id of a call."`
 	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
 	Select  string `help:"With --offline: only these devices, such as room=lab." placeholder:"SELECT"`
 	Unknown bool   `name:"strangers" help:"OTA checks and connections of devices that are not of this fleet." xor:"what"`
@@ -54,7 +54,14 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) err
 	case cmd.Offline:
 		return cmd.offline(ctx, a, c)
 	}
-	e, err := explain(ctx, c, cmd.Target)
+	target, nameErr := cmd.Target, error(nil)
+	if !callID.MatchString(target) {
+		target, nameErr = deviceID(ctx, c, target)
+	}
+	e, err := explain(ctx, c, cmp.Or(target, cmd.Target)) // a device that is not of this fleet has an explanation, too
+	if problem := (*apiclient.Problem)(nil); nameErr != nil && errors.As(err, &problem) && problem.Code == "bad_request" {
+		return nameErr // what is given can only be a name
+	}
 	if err != nil {
 		return err
 	}
@@ -216,7 +223,7 @@ func printGroups(a *app, groups map[string]*causeGroup) error {
 }
 
 type logCmd struct {
-	Device string `arg:"" help:"Device id."`
+	Device string `device:"name" arg:"" help:"Id or name of the device."`
 	Kind   string `help:"Only entries of this kind, such as closed or call." placeholder:"KIND"`
 	Before string `help:"Only entries before this time: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
 	Cursor string `help:"Show the page after this one: the next_cursor that --json printed." placeholder:"CURSOR"`
@@ -253,7 +260,7 @@ func logTable(a *app, r api.Log, devices bool) error {
 		if x.Count > 1 {
 			parts = append(parts, strconv.Itoa(x.Count)+" times")
 		}
-		row := []string{x.At.UTC().Format(time.RFC3339), x.Node, x.Kind, cmp.Or(x.Cause, "-"), strings.Join(parts, " ")}
+		row := []string{timeCell(x.At), x.Node, x.Kind, cmp.Or(x.Cause, "-"), strings.Join(parts, " ")}
 		if devices {
 			row = slices.Insert(row, 2, x.Device)
 		}

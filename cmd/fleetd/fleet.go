@@ -50,12 +50,27 @@ func (a *app) printCounts(counts api.FleetCounts) error {
 	}{{"State", counts.State}, {"Offline reason", counts.OfflineReason}, {"Transport", counts.Transport}, {"Board", counts.Board},
 		{"Firmware", counts.Firmware}, {"Node", counts.Node}, {"MCP state", counts.MCPState}} {
 		name := dimension.name
+		if name == "State" {
+			rows = append(rows, stateRows(dimension.values)...)
+			continue
+		}
 		for _, v := range frequent(dimension.values) {
 			rows = append(rows, []string{name, v.text, strconv.FormatInt(v.devices, 10)})
 			name = "" // once
 		}
 	}
 	return a.table(a.stdout, "  ", rows)
+}
+
+// stateRows are the counts of states: online and offline are all devices, the others are counted beside these.
+func stateRows(n map[string]int64) [][]string {
+	rows := [][]string{{"State", "online", strconv.FormatInt(n["online"], 10)}, {"", "offline", strconv.FormatInt(n["offline"], 10)}}
+	for _, beside := range []struct{ text, state string }{{"of these revoked", "revoked"}, {"waiting for approval", "pending"}, {"contested", "contested"}} {
+		if n[beside.state] > 0 {
+			rows = append(rows, []string{"", beside.text, strconv.FormatInt(n[beside.state], 10)})
+		}
+	}
+	return rows
 }
 
 // valueCount is how many devices have a value.
@@ -89,9 +104,9 @@ func frequent(values map[string]int64) []valueCount {
 }
 
 type changesCmd struct {
-	Device    string `arg:"" optional:"" help:"Only changes of this device."`
+	Device    string `device:"name" arg:"" optional:"" help:"Only changes of this device."`
 	Since     string `help:"Only changes after this: a revision, a duration before now such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
-	jsonFlags `set:"per=, one change per line"`
+	listFlags `set:"per=, one change per line"`
 }
 
 // Run prints the change log, oldest first.
@@ -115,7 +130,7 @@ func (cmd *changesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) err
 			return err
 		}
 	}
-	for change, err := range changes {
+	for change, err := range first(changes, cmd.Limit) {
 		if err != nil {
 			return err
 		}

@@ -42,6 +42,10 @@ func TestEvents(t *testing.T) {
 	for _, tc := range cases {
 		ctx, cancel := context.WithCancel(t.Context())
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/devices/aabb" { // whether this is an id
+				fmt.Fprint(w, `{"id":"aabb"}`)
+				return
+			}
 			if path := strings.Replace(r.RequestURI, "since=2026-08-01T11%3A00%3A00Z&", "", 1); path != tc.path {
 				t.Errorf("asked for %s", r.RequestURI)
 			}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -318,7 +320,7 @@ func (a *app) printPlan(p api.JobPlan) error {
 // for each change.
 func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJSON bool) error {
 	var shown string
-	began, first := a.now(), int64(-1)
+	began, first, quiet := a.now(), int64(-1), 0
 	for {
 		answer, err := apiclient.Get[apiclient.Answer[api.Job]](ctx, c, nil, "jobs", id)
 		if ctx.Err() != nil {
@@ -350,6 +352,14 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 			return failed("write: %w", err)
 		}
 		shown = line
+		if quiet++; changed || j.State != "running" || j.Counts.Running > 0 {
+			quiet = 0
+		}
+		if quiet == looksUntilQuiet && !asJSON {
+			if err := a.tellAbsent(ctx, c, &j, shown); err != nil {
+				return err
+			}
+		}
 		switch j.State {
 		case "done", "cancelled", "halted", "paused":
 			if !asJSON {
@@ -362,6 +372,28 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 		case <-time.After(a.refresh / 2):
 		}
 	}
+}
+
+// looksUntilQuiet is how many looks at a job without a change there are before its waiting tasks are looked at.
+const looksUntilQuiet = 5
+
+// tellAbsent says that all waiting tasks of a job are for devices that are not connected, if that is so, and how to leave.
+func (a *app) tellAbsent(ctx context.Context, c *apiclient.Client, j *api.Job, shown string) error {
+	const most = 1000
+	absent := int64(0)
+	for _, reason := range []string{"offline", "asleep"} {
+		for _, err := range apiclient.List[api.Task](ctx, c, apiclient.Query{"reason": reason, "limit": strconv.Itoa(most)}, "jobs", j.ID, "tasks") {
+			if absent++; err != nil || absent > most {
+				return nil // the job itself is what is followed
+			}
+		}
+	}
+	if absent == 0 || absent < j.Counts.Waiting {
+		return nil
+	}
+	a.endLine(shown)
+	_, err := fmt.Fprintf(a.stderr, "fleetd: only devices that are not connected are left (%d); the job waits for them until %s. Ctrl-C leaves, and the job goes on.\n", absent, cmp.Or(utcText(j.Until), "it is cancelled"))
+	return err
 }
 
 // endLine ends the line that changes.

@@ -32,9 +32,9 @@ type jobsCmd struct {
 type jobsListCmd struct {
 	Job       string `arg:"" optional:"" help:"Id of a job, or last: the newest one."`
 	State     string `help:"Only jobs in this state." placeholder:"STATE" values:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Device    string `help:"Only jobs with a task for this device." placeholder:"DEVICE"`
+	Device    string `device:"name" help:"Only jobs with a task for this device." placeholder:"DEVICE"`
 	Watch     bool   `help:"Follow the job until it ends; the list, until Ctrl-C."`
-	jsonFlags `set:"per=, one job per line"`
+	listFlags `set:"per=, one job per line"`
 }
 
 // Run prints the jobs, or one.
@@ -51,10 +51,10 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	head := []string{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}
-	return printList(ctx, a, out, c, cmd.JSON, head, "no jobs; `fleetd jobs run SELECT TOOL` starts one", func(j api.Job) []string {
+	return printList(ctx, a, out, c, cmd.listFlags, head, "no jobs; `fleetd jobs run SELECT TOOL` starts one", func(j api.Job) []string {
 		n := j.Counts
 		return []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
-			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy}
+			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), timeCell(j.CreatedAt), j.CreatedBy}
 	}, apiclient.Query{"state": cmd.State, "device": cmd.Device}, "jobs")
 }
 
@@ -108,13 +108,6 @@ func (a *app) printJob(j api.Job) error {
 	add("ended", utcText(j.EndedAt))
 	add("note", j.Spec.Note)
 	return a.table(a.stdout, "", rows)
-}
-
-func utcText(t api.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format(time.RFC3339)
 }
 
 // stateText is the state with its reason.
@@ -280,7 +273,7 @@ func (cmd *jobsAdvanceCmd) Run(ctx context.Context, a *app, c *apiclient.Client)
 
 type jobsReportCmd struct {
 	Job    string `arg:"" help:"Id of the job, or last: the newest one."`
-	Format string `help:"csv or ndjson." values:"csv,ndjson" default:"csv" placeholder:"FORMAT"`
+	Format string `help:"csv (the default) or ndjson." values:"csv,ndjson" default:"csv" placeholder:"FORMAT"`
 	Output string `short:"o" help:"File to write; standard output without it." placeholder:"FILE"`
 	clientFlags
 }
@@ -300,7 +293,7 @@ func (cmd *jobsReportCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 }
 
 type queueCmd struct {
-	Device    string `arg:"" help:"Device id."`
+	Device    string `device:"name" arg:"" help:"Id or name of the device."`
 	Cancel    string `help:"Cancel the waiting task of this job; last is the newest." placeholder:"JOB"`
 	jsonFlags `set:"per=, one task per line"`
 }

@@ -25,8 +25,8 @@ func TestJobs(t *testing.T) {
 		"POST /v1/devices/a/tools/self.reboot/call":            `{"job":"06q0000000abcdefghjk"}`,
 	})
 	f.run("jobs").is(t, exitOK, strings.Join([]string{
-		"JOB                   STATE    ACTION              DEVICES   DONE    OK  FAILED  UNKNOWN  REFUSED  EXPIRED  CREATED              BY",
-		"06q0000000abcdefghjk  running  call self.lamp.set  room=lab  1 of 3  1   0       0        0        0        2026-08-01 12:00:00  admin token",
+		"JOB                   STATE    ACTION              DEVICES   DONE    OK  FAILED  UNKNOWN  REFUSED  EXPIRED  CREATED               BY",
+		"06q0000000abcdefghjk  running  call self.lamp.set  room=lab  1 of 3  1   0       0        0        0        2026-08-01T12:00:00Z  admin token",
 		""}, "\n"), "")
 	f.run("jobs", "--state", "paused").is(t, exitOK, "no jobs; `fleetd jobs run SELECT TOOL` starts one\n", "")
 	f.run("jobs", "pause", "06q0000000abcdefghjk", "--reason", "lunch").is(t, exitOK, "job 06q0000000abcdefghjk is paused (lunch); 1 of 3 done, 1 running, 1 ok\n", "")

@@ -27,7 +27,7 @@ type keysCreateCmd struct {
 	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
 	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
 	Expires string   `help:"When it ends: after a duration such as 30d, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"30d|DATE"`
-	clientFlags
+	jsonFlags
 }
 
 // Run makes the key. Its token goes to standard output alone, so that a script can take it.
@@ -46,6 +46,9 @@ func (cmd *keysCreateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 	k, err := c.CreateKey(ctx, params)
 	if err != nil {
 		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, k)
 	}
 	ends := "does not expire"
 	if !k.Expires.IsZero() {
@@ -71,13 +74,13 @@ func moment(text string, now time.Time, sign int) (time.Time, error) {
 }
 
 type keysListCmd struct {
-	jsonFlags `set:"per=, one key per line"`
+	listFlags `set:"per=, one key per line"`
 }
 
 // Run prints the keys.
 func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}
-	return printList(ctx, a, a.stdout, c, cmd.JSON, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
+	return printList(ctx, a, a.stdout, c, cmd.listFlags, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
 		return []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
 	}, nil, "keys")
 }

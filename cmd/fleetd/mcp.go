@@ -10,7 +10,7 @@ import (
 )
 
 type mcpCmd struct {
-	Device string `help:"Offer the tools of this device under their own names, instead of the fleet's." placeholder:"DEVICE"`
+	Device string `device:"name" help:"Offer the tools of this device under their own names, instead of the fleet's." placeholder:"DEVICE"`
 	clientFlags
 }
 

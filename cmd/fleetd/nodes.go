@@ -18,13 +18,13 @@ import (
 const healthTime = 2 * time.Second
 
 type nodesCmd struct {
-	jsonFlags `set:"per=, one node per line"`
+	listFlags `set:"per=, one node per line"`
 }
 
 // Run prints the nodes.
 func (cmd *nodesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"NAME", "VERSION", "DEVICES", "STARTED", "API"}, "", func(n api.Node) []string {
-		return []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), ago(n.Started.Time, a.now()), cmp.Or(n.API, "-")}
+	return printList(ctx, a, a.stdout, c, cmd.listFlags, []string{"NAME", "VERSION", "DEVICES", "STARTED", "API"}, "", func(n api.Node) []string {
+		return []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), timeCell(n.Started), cmp.Or(n.API, "-")}
 	}, nil, "nodes")
 }
 

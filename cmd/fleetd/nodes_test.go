@@ -19,7 +19,7 @@ func TestNodesAndLogLevel(t *testing.T) {
 		"GET /v1/log-level":        `{"level":"info"}`,
 		"PUT /v1/log-level":        `{"level":"debug"}`,
 	})
-	f.run("nodes").is(t, exitOK, "NAME  VERSION  DEVICES  STARTED  API\nn-1   v1       7        2h ago   http://10.0.0.1:8080\n", "")
+	f.run("nodes").is(t, exitOK, "NAME  VERSION  DEVICES  STARTED               API\nn-1   v1       7        2026-08-01T10:00:00Z  http://10.0.0.1:8080\n", "")
 	if got := f.run("nodes", "--json"); got.code != exitOK || !strings.HasSuffix(got.stdout, `"schema":3}`+"\n") {
 		t.Errorf("%+v", got)
 	}
@@ -56,7 +56,7 @@ func TestPhotos(t *testing.T) {
 	f.run("photos", "-o", dir).is(t, exitOK, "", "")
 	f.run("photos", "c", "-o", dir).is(t, exitRefused, "", "fleetd: the id \"../p\" of a photo cannot be a file name; download it with `fleetd photos get ID -o FILE`\n")
 	f.run("photos", "get", "p1", "-o", "-").is(t, exitOK, "\xff\xd8p1", "")
-	f.run("photos", "delete", "p1").is(t, exitOK, "p1 deleted\n", "")
+	f.run("photos", "delete", "p1", "--yes").is(t, exitOK, "p1 deleted\n", "")
 }
 
 // A health check finds the node by itself, needs no token, and prints what is down.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
@@ -24,9 +23,9 @@ type photosCmd struct {
 }
 
 type photosListCmd struct {
-	Device    string `arg:"" optional:"" help:"Only photos of this device."`
+	Device    string `device:"name" arg:"" optional:"" help:"Only photos of this device."`
 	Output    string `short:"o" help:"Download the photos into this directory as ID.jpg, except those that it already has." placeholder:"DIR"`
-	jsonFlags `set:"per=, one photo per line"`
+	listFlags `set:"per=, one photo per line"`
 }
 
 // Run prints the photos, or downloads them.
@@ -38,8 +37,8 @@ func (cmd *photosListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 	}
 	query := apiclient.Query{"device": cmd.Device}
 	if cmd.Output == "" {
-		return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}, "no photos", func(p api.Photo) []string {
-			return []string{p.ID, p.Device, p.TakenAt.UTC().Format(time.RFC3339), cmp.Or(p.Kind, "-"), sizeText(p.Bytes), cmp.Or(p.Question, "-")}
+		return printList(ctx, a, a.stdout, c, cmd.listFlags, []string{"ID", "DEVICE", "TAKEN", "KIND", "SIZE", "QUESTION"}, "no photos", func(p api.Photo) []string {
+			return []string{p.ID, p.Device, timeCell(p.TakenAt), cmp.Or(p.Kind, "-"), sizeText(p.Bytes), cmp.Or(p.Question, "-")}
 		}, query, "photos")
 	}
 	for p, err := range apiclient.List[apiclient.Answer[api.Photo]](ctx, c, query, "photos") {
@@ -92,10 +91,14 @@ func (cmd *photosGetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 
 type photosDeleteCmd struct {
 	ID string `arg:"" help:"Id of the photo, as the list shows it."`
+	yesFlag
 	clientFlags
 }
 
 // Run deletes one photo.
 func (cmd *photosDeleteCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	if err := cmd.ask(a, "Delete the photo "+cmd.ID+"?"); err != nil {
+		return err
+	}
 	return a.change(cmd.ID, "deleted", c.Do(ctx, http.MethodDelete, nil, "photos", cmd.ID))
 }

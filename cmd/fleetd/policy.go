@@ -16,7 +16,7 @@ import (
 )
 
 type policyCmd struct {
-	Show     policyShowCmd     `cmd:"" help:"Show the rules in force."`
+	Show     policyShowCmd     `cmd:"" default:"withargs" help:"Show the rules in force (the default)."`
 	Set      policySetCmd      `cmd:"" help:"Replace the rules by those of a file."`
 	Explain  policyExplainCmd  `cmd:"" help:"Say which rule decides about a call, without making it."`
 	Versions policyVersionsCmd `cmd:"" help:"List the versions of the rules."`
@@ -84,7 +84,7 @@ func (a *app) printPolicy(p policyView) error {
 
 type policySetCmd struct {
 	File string `arg:"" help:"File with the rules as JSON; - is standard input."`
-	clientFlags
+	jsonFlags
 }
 
 // maxPolicyFile is more than a server takes.
@@ -119,6 +119,9 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 	if err != nil {
 		return err
 	}
+	if cmd.JSON {
+		return printJSON(a.stdout, document)
+	}
 	var p struct {
 		policyView
 		Warnings []string `json:"warnings"`
@@ -135,7 +138,7 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 
 type policyExplainCmd struct {
 	Key    string   `arg:"" help:"Id or name of an API key; or admin, open, voice, gateway."`
-	Device string   `arg:"" help:"Device id."`
+	Device string   `device:"name" arg:"" help:"Id or name of the device."`
 	Tool   string   `arg:"" help:"Name of the tool."`
 	Values []string `arg:"" optional:"" name:"key=value" help:"Arguments; key:=JSON passes JSON as it is."`
 	Via    string   `help:"The way in: rest, raw, nats, gateway, voice, mcp or job." default:"rest" placeholder:"WAY"`
@@ -179,12 +182,12 @@ func (a *app) printDecision(x decision) error {
 }
 
 type policyVersionsCmd struct {
-	jsonFlags `set:"per=, one version per line"`
+	listFlags `set:"per=, one version per line"`
 }
 
 // Run lists the versions.
 func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	return printList(ctx, a, a.stdout, c, cmd.JSON, []string{"VERSION", "CHANGED", "BY", "RULES"}, "the rules were never changed", func(v api.PolicyVersion) []string {
+	return printList(ctx, a, a.stdout, c, cmd.listFlags, []string{"VERSION", "CHANGED", "BY", "RULES"}, "the rules were never changed", func(v api.PolicyVersion) []string {
 		return []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)}
 	}, nil, "policy", "versions")
 }

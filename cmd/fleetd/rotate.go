@@ -12,10 +12,10 @@ import (
 )
 
 type rotateCmd struct {
-	Device string        `arg:"" optional:"" help:"Device id; none with --all."`
+	Device string        `device:"name" arg:"" optional:"" help:"Id or name of the device; none with --all."`
 	All    bool          `help:"Rotate the credentials of all devices."`
 	Grace  time.Duration `help:"How long the old credentials stay valid for devices that have not restarted since the rotation, 1m to 8760h." default:"720h"`
-	clientFlags
+	jsonFlags
 }
 
 // Run rotates the credentials of one device or of all.
@@ -36,6 +36,9 @@ func (cmd *rotateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) erro
 	}
 	if err != nil {
 		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, after)
 	}
 	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check: restart each device that does not restart by itself before %s\n",
 		who, after.Generation, after.PreviousUntil.UTC().Format(time.RFC3339))

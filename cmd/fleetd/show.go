@@ -12,7 +12,7 @@ import (
 )
 
 type showCmd struct {
-	Device string `arg:"" help:"Device id."`
+	Device string `device:"name" arg:"" help:"Id or name of the device."`
 	jsonFlags
 }
 

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 	"time"
 	"unicode"
@@ -13,6 +15,7 @@ import (
 
 	"golang.org/x/text/width"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
@@ -79,22 +82,37 @@ func printSent[T any](ctx context.Context, a *app, c *apiclient.Client, asJSON b
 	return show(answer.Value)
 }
 
+// first returns the first elements of a list; all of them if most is 0.
+func first[T any](list iter.Seq2[T, error], most int) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		n := 0
+		for item, err := range list {
+			if !yield(item, err) {
+				return
+			}
+			if n++; n == most {
+				return
+			}
+		}
+	}
+}
+
 // printList prints the list at a path: with --json each element as the server sent it, else a table of cells, or none if it is empty.
-func printList[T any](ctx context.Context, a *app, w io.Writer, c *apiclient.Client, asJSON bool, head []string, none string, cells func(T) []string, query apiclient.Query, path ...string) error {
+func printList[T any](ctx context.Context, a *app, w io.Writer, c *apiclient.Client, flags listFlags, head []string, none string, cells func(T) []string, query apiclient.Query, path ...string) error {
 	rows := [][]string{head}
-	for item, err := range apiclient.List[apiclient.Answer[T]](ctx, c, query, path...) {
-		if err == nil && asJSON {
+	for item, err := range first(apiclient.List[apiclient.Answer[T]](ctx, c, query, path...), flags.Limit) {
+		if err == nil && flags.JSON {
 			err = printJSONLine(w, item.Raw)
 		}
 		if err != nil {
 			return err
 		}
-		if !asJSON {
+		if !flags.JSON {
 			rows = append(rows, cells(item.Value))
 		}
 	}
 	switch {
-	case asJSON:
+	case flags.JSON:
 		return nil
 	case len(rows) == 1 && none != "":
 		_, err := fmt.Fprintln(w, none)
@@ -222,6 +240,17 @@ func ago(t, now time.Time) string {
 		return fmt.Sprintf("%dd ago", int(d.Hours()/24))
 	}
 }
+
+// utcText is a time as all tables and --since have it; empty for the zero time.
+func utcText(t api.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// timeCell is utcText, and "-" for the zero time.
+func timeCell(t api.Time) string { return cmp.Or(utcText(t), "-") }
 
 // timeText is a past moment with its age; "-" for the zero time.
 func timeText(t, now time.Time) string {

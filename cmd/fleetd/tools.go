@@ -15,7 +15,7 @@ import (
 )
 
 type toolsCmd struct {
-	Device string `arg:"" help:"Device id."`
+	Device string `device:"name" arg:"" help:"Id or name of the device."`
 	User   bool   `help:"Also list the tools that the device keeps for its user."`
 	jsonFlags
 }

@@ -18,7 +18,7 @@ import (
 const traceEndTime = 3 * time.Second
 
 type traceCmd struct {
-	Device    string `arg:"" help:"Device id."`
+	Device    string `device:"name" arg:"" help:"Id or name of the device."`
 	Payload   bool   `help:"Print the messages themselves, 1 KiB of each, without secrets; needs the scope admin."`
 	For       string `default:"10m" help:"End after this time, at most 24h." placeholder:"10m"`
 	jsonFlags `set:"json=one JSON object per line, as the server sent it"`

@@ -21,7 +21,7 @@ type importCmd struct {
 	File          string `arg:"" help:"CSV file with a header, or NDJSON; - reads standard input."`
 	Partial       bool   `help:"Import the lines without a fault. Without it one fault refuses the whole file."`
 	ReplaceClient bool   `help:"Let a line change the client of a member, and admit a device that was revoked."`
-	clientFlags
+	jsonFlags
 }
 
 // Run sends the file and prints the result.
@@ -59,6 +59,9 @@ func (cmd *importCmd) Run(ctx context.Context, a *app, c *apiclient.Client) erro
 			return fmt.Errorf("nothing was imported; correct these lines, or import the others with --partial: %w", err)
 		}
 		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, report)
 	}
 	return printImport(a.stdout, report)
 }

@@ -21,21 +21,21 @@ type webhooksCmd struct {
 }
 
 type webhooksListCmd struct {
-	jsonFlags `set:"per=, one webhook per line"`
+	listFlags `set:"per=, one webhook per line"`
 }
 
 // Run prints the webhooks.
 func (cmd *webhooksListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	head := []string{"ID", "STATE", "TYPES", "SELECT", "CREATED BY", "DELIVERED", "LAST", "URL", "PROBLEM"}
-	return printList(ctx, a, a.stdout, c, cmd.JSON, head, "no webhooks yet; `fleetd webhooks create` makes one", func(h api.Webhook) []string {
+	return printList(ctx, a, a.stdout, c, cmd.listFlags, head, "no webhooks yet; `fleetd webhooks create` makes one", func(h api.Webhook) []string {
 		types, problem := strings.Join(h.Types, ","), h.Reason
 		if h.OfflineFor != "" {
 			types += " (offline for " + h.OfflineFor + ")"
 		}
 		if h.State == "failing" {
-			problem = h.LastError + ", since " + ago(h.FailingSince.Time, a.now())
+			problem = h.LastError + ", since " + timeCell(h.FailingSince)
 		}
-		return []string{h.ID, h.State, types, cmp.Or(h.Select, "all"), h.CreatedBy, fmt.Sprint(h.Delivered), ago(h.DeliveredAt.Time, a.now()), h.URL, problem}
+		return []string{h.ID, h.State, types, cmp.Or(h.Select, "all"), h.CreatedBy, fmt.Sprint(h.Delivered), timeCell(h.DeliveredAt), h.URL, problem}
 	}, nil, "webhooks")
 }
 
@@ -45,7 +45,7 @@ type webhooksCreateCmd struct {
 	Select     string   `help:"Only events of devices that this selects by device and labels, such as room=lab." placeholder:"SELECT"`
 	OfflineFor string   `help:"Deliver offline only when a device has been offline for this long." placeholder:"10m"`
 	Secret     string   `help:"whsec_ and base64; without it a new one is made and printed." placeholder:"SECRET"`
-	clientFlags
+	jsonFlags
 }
 
 // Run creates the webhook. A secret goes to standard output alone, so that a script can take it.
@@ -54,10 +54,13 @@ func (cmd *webhooksCreateCmd) Run(ctx context.Context, a *app, c *apiclient.Clie
 	if err != nil {
 		return err
 	}
-	return printWebhook(a, h)
+	return printWebhook(a, cmd.JSON, h)
 }
 
-func printWebhook(a *app, h api.CreatedWebhook) error {
+func printWebhook(a *app, asJSON bool, h api.CreatedWebhook) error {
+	if asJSON {
+		return printValue(a.stdout, h)
+	}
 	text := "webhook " + cleantext.Line(h.ID)
 	if h.Secret == "" {
 		fmt.Fprintln(a.stderr, "fleetd: "+text)
@@ -76,7 +79,7 @@ type webhooksEditCmd struct {
 	OfflineFor *string  `help:"Deliver offline only when a device has been offline for this long; empty: at once." placeholder:"10m"`
 	NewSecret  bool     `help:"Make a new secret and print it. Deliveries from now on are signed with it."`
 	Enable     bool     `help:"Deliver again, after the webhook was disabled because its receiver had failed for days."`
-	clientFlags
+	jsonFlags
 }
 
 // Run changes the webhook.
@@ -99,22 +102,26 @@ func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app, c *apiclient.Client
 	if err != nil {
 		return err
 	}
-	return printWebhook(a, h)
+	return printWebhook(a, cmd.JSON, h)
 }
 
 type webhooksDeleteCmd struct {
 	ID string `arg:"" help:"Id of the webhook."`
+	yesFlag
 	clientFlags
 }
 
 // Run deletes the webhook.
 func (cmd *webhooksDeleteCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	if err := cmd.ask(a, "Delete the webhook "+cmd.ID+"? What waits for its receiver is lost."); err != nil {
+		return err
+	}
 	return a.change(cmd.ID, "deleted", c.Do(ctx, http.MethodDelete, nil, "webhooks", cmd.ID))
 }
 
 type webhooksTestCmd struct {
 	ID string `arg:"" help:"Id of the webhook."`
-	clientFlags
+	jsonFlags
 }
 
 // Run delivers the message; a receiver that does not accept it is status 2.
@@ -123,9 +130,16 @@ func (cmd *webhooksTestCmd) Run(ctx context.Context, a *app, c *apiclient.Client
 	if err != nil {
 		return err
 	}
+	if cmd.JSON {
+		if err := printValue(a.stdout, t); err != nil {
+			return err
+		}
+	}
 	if !t.Delivered {
 		return fmt.Errorf("not delivered: %s", t.Error)
 	}
-	fmt.Fprintf(a.stdout, "delivered in %d ms, answered %d\n", t.DurationMS, t.Status)
+	if !cmd.JSON {
+		fmt.Fprintf(a.stdout, "delivered in %d ms, answered %d\n", t.DurationMS, t.Status)
+	}
 	return nil
 }

@@ -186,7 +186,7 @@ func TestAdmission(t *testing.T) {
 	if _, _, status := node.Command(t, "call", id, volume, "volume=33"); status != 2 {
 		t.Errorf("call of a revoked device: %d", status)
 	}
-	if _, errs, status := node.Command(t, "devices", "forget", id); status != 0 {
+	if _, errs, status := node.Command(t, "devices", "forget", id, "--yes"); status != 0 {
 		t.Errorf("forget: %s", errs)
 	}
 	if _, err := node.Device(t.Context(), id); problemCode(err) != "device_unknown" {

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+	"fleetd/internal/selector"
+)
+
+// mac matches the ids of most devices, in any notation.
+var mac = regexp.MustCompile(`^(?i)[0-9a-f]{2}([:-]?[0-9a-f]{2}){5}$`)
+
+// Limits of the search for a device that is not found.
+const (
+	nearDevices   = 500 // devices whose names are compared
+	shownNear     = 3
+	mostDifferent = 2 // slips in a name
+)
+
+// nameDevices puts the id into each argument of a command that names one device: those with the tag device:"name".
+func nameDevices(ctx context.Context, c *apiclient.Client, command reflect.Value) error {
+	for i := range command.NumField() {
+		if command.Type().Field(i).Tag.Get("device") != "name" {
+			continue
+		}
+		id, err := deviceID(ctx, c, command.Field(i).String())
+		if err != nil {
+			return err
+		}
+		command.Field(i).SetString(id)
+	}
+	return nil
+}
+
+// deviceID returns the id of the device that a person has named. An id wins over a name. A key that may not look devices up has to give the id.
+func deviceID(ctx context.Context, c *apiclient.Client, name string) (string, error) {
+	if name == "" || mac.MatchString(name) {
+		return name, nil
+	}
+	_, err := c.Device(ctx, name)
+	if problem := (*apiclient.Problem)(nil); !errors.As(err, &problem) || problem.Code != "not_found" && problem.Code != "bad_request" {
+		return name, nil // it is an id, or the command itself says what is wrong
+	}
+	called := selector.In(selector.FieldName, name).String()
+	page, listErr := devicePage(ctx, c, apiclient.Query{"select": called}, shownNear)
+	switch {
+	case listErr != nil:
+		return name, nil
+	case len(page) == 1:
+		return page[0].ID, nil
+	case len(page) > 1:
+		return "", exitError{fmt.Errorf("several devices are called %q: %s; give the id of one (`fleetd devices %s` lists them)", name, namesText(page), shellWord(called)), exitRefused}
+	}
+	near, nearErr := nearTo(ctx, c, name)
+	if nearErr != nil {
+		return name, nil
+	}
+	if len(near) == 0 {
+		return "", exitError{fmt.Errorf("no device has the id or the name %q; `fleetd devices` lists them", name), exitRefused}
+	}
+	return "", exitError{fmt.Errorf("no device has the id or the name %q; did you mean %s?", name, namesText(near)), exitRefused}
+}
+
+// nearTo returns some devices whose names have the text in them, else some whose names are nearly the same.
+func nearTo(ctx context.Context, c *apiclient.Client, name string) ([]api.Device, error) {
+	page, err := devicePage(ctx, c, apiclient.Query{"q": name}, shownNear)
+	if err != nil || len(page) > 0 {
+		return page, err
+	}
+	if page, err = devicePage(ctx, c, apiclient.Query{}, nearDevices); err != nil {
+		return nil, err
+	}
+	different := func(d api.Device) int { return distance(strings.ToLower(d.Name), strings.ToLower(name)) }
+	page = slices.DeleteFunc(page, func(d api.Device) bool { return different(d) > mostDifferent })
+	slices.SortStableFunc(page, func(a, b api.Device) int { return different(a) - different(b) })
+	return page[:min(len(page), shownNear)], nil
+}
+
+// devicePage returns the first devices of a list.
+func devicePage(ctx context.Context, c *apiclient.Client, query apiclient.Query, most int) ([]api.Device, error) {
+	var page []api.Device
+	query["limit"] = strconv.Itoa(most)
+	for d, err := range c.Devices(ctx, query) {
+		if err != nil {
+			return nil, err
+		}
+		if page = append(page, d); len(page) == most {
+			break
+		}
+	}
+	return page, nil
+}
+
+// namesText writes devices as "name (id)".
+func namesText(list []api.Device) string {
+	texts := make([]string, len(list))
+	for i, d := range list {
+		texts[i] = fmt.Sprintf("%q (%s)", d.Name, d.ID)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// shellWord quotes a text as one word of a shell.
+func shellWord(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
