@@ -40,7 +40,7 @@ func (f *jobFleet) prepare(t testing.TB, n int) jobs.Job {
 
 // benchmarkTasks begins and ends tasks of five jobs for 1,000 devices each, or fewer where the groups are small.
 func benchmarkTasks(b *testing.B, f *jobFleet, group, callers int) {
-	devices := min(1000, 100*group)
+	devices := min(fewer(1000, 100), 100*group)
 	var next atomic.Int64
 	var list []jobs.Job
 	tasks := 0
