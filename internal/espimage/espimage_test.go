@@ -1,0 +1,376 @@
+package espimage
+
+import (
+	"archive/zip"
+	"bytes"
+	"crypto/md5"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// build is what an image is made of. The zero value is a fit image.
+type build struct {
+	version, project string
+	chip             uint16
+	literals         []string
+	segments         [][]byte // behind the one with the description
+}
+
+// image builds an image as esptool does.
+func (b build) image() []byte {
+	desc := make([]byte, descSize)
+	binary.LittleEndian.PutUint32(desc, descMagic)
+	binary.LittleEndian.PutUint32(desc[4:], 3)
+	for at, value := range map[int]string{16: cmpOr(b.version, "2.4.2"), 48: cmpOr(b.project, "xiaozhi"), 80: "13:02:11", 96: "Nov  3 2026", 112: "v5.5.1"} {
+		copy(desc[at:], value)
+	}
+	for i := range 32 {
+		desc[144+i] = byte(i)
+	}
+	program := desc
+	for _, literal := range b.literals {
+		program = append(append(program, literal...), 0)
+	}
+	for len(program)%4 != 0 {
+		program = append(program, 0)
+	}
+	segments := append([][]byte{program}, b.segments...)
+	out := make([]byte, headerSize)
+	out[0], out[1], out[3] = imageMagic, byte(len(segments)), 4<<4
+	binary.LittleEndian.PutUint16(out[12:], b.chip)
+	binary.LittleEndian.PutUint16(out[15:], 100)
+	binary.LittleEndian.PutUint16(out[17:], 199)
+	out[23] = 1
+	sum := byte(checksumSeed)
+	for _, segment := range segments {
+		out = binary.LittleEndian.AppendUint32(out, 0x3c000020)
+		out = binary.LittleEndian.AppendUint32(out, uint32(len(segment)))
+		out = append(out, segment...)
+		for _, c := range segment {
+			sum ^= c
+		}
+	}
+	for len(out)%checksumAlign != checksumAlign-1 {
+		out = append(out, 0)
+	}
+	out = append(out, sum)
+	hash := sha256.Sum256(out)
+	return append(out, hash[:]...)
+}
+
+func cmpOr(value, otherwise string) string {
+	if value == "" {
+		return otherwise
+	}
+	return value
+}
+
+// xiaozhi are the literals of a board, as the compiler leaves them.
+func xiaozhi(board string) []string {
+	return []string{`{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"` + board + `","version":"`, "https://api.example.com/xiaozhi/ota/"}
+}
+
+// entry is an entry of a partition table.
+func entry(label string, kind, subtype byte, offset, size uint32) []byte {
+	out := append(slices.Clone(entryMagic), kind, subtype)
+	out = binary.LittleEndian.AppendUint32(out, offset)
+	out = binary.LittleEndian.AppendUint32(out, size)
+	return append(append(out, label...), make([]byte, 20-len(label))...)
+}
+
+// merged puts an image into the content of a flash, as esptool merge_bin does.
+func merged(image []byte) []byte {
+	flash := bytes.Repeat([]byte{0xff}, 0x20000)
+	copy(flash, build{}.image()[:headerSize]) // the bootloader, without a description
+	table := slices.Concat(entry("nvs", 1, 2, 0x9000, 0x4000), entry("ota_0", 0, 0x10, 0x20000, 0x100000), entry("ota_1", 0, 0x11, 0x120000, 0x100000), entry("assets", 1, 0x82, 0x220000, 0x100000))
+	sum := md5.Sum(table)
+	copy(flash[tableOffset:], slices.Concat(table, md5Magic, sum[:]))
+	return append(flash, image...)
+}
+
+func zipped(t testing.TB, files map[string][]byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		f, err := w.Create(name)
+		if err == nil {
+			_, err = f.Write(files[name])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+const most = 32 << 20
+
+// inspect inspects a file, and returns the bytes of its images.
+func inspect(t testing.TB, file []byte) (*File, [][]byte) {
+	t.Helper()
+	var kept [][]byte
+	found, err := Inspect(bytes.NewReader(file), int64(len(file)), most, func() (io.Writer, func(*Image) error, error) {
+		var out bytes.Buffer
+		return &out, func(image *Image) error {
+			if image != nil {
+				kept = append(kept, out.Bytes())
+			}
+			return nil
+		}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found, kept
+}
+
+func codes(faults []Fault) string {
+	var out []string
+	for _, f := range faults {
+		out = append(out, f.Code)
+	}
+	return strings.Join(out, " ")
+}
+
+func TestApplication(t *testing.T) {
+	raw := build{chip: 9, literals: xiaozhi("bread-compact-wifi"), segments: [][]byte{bytes.Repeat([]byte{7}, 3*window)}}.image()
+	for name, file := range map[string][]byte{"alone": raw, "with bytes behind it": append(slices.Clone(raw), bytes.Repeat([]byte{0xff}, 5000)...), "in a flash": merged(raw), "in a zip": zipped(t, map[string][]byte{"xiaozhi.bin": raw})} {
+		t.Run(name, func(t *testing.T) {
+			found, kept := inspect(t, file)
+			if !found.IsFit() || len(found.Images) != 1 || !bytes.Equal(kept[0], raw) {
+				t.Fatalf("%+v", found)
+			}
+			image := found.Images[0]
+			if image.SHA256 != sha256.Sum256(raw) || image.Size != int64(len(raw)) || image.Chip.String() != "esp32s3" || image.MinRevision != 100 || image.MaxRevision != 199 || image.FlashSize != 16<<20 {
+				t.Errorf("%+v", image)
+			}
+			if image.Project != "xiaozhi" || image.Version != "2.4.2" || image.IDF != "v5.5.1" || !image.Built.Equal(time.Date(2026, 11, 3, 13, 2, 11, 0, time.UTC)) || image.ELF[31] != 31 || image.SecureVersion != 3 {
+				t.Errorf("%+v", image)
+			}
+			if !slices.Equal(image.Boards, []string{"bread-compact-wifi"}) || !slices.Equal(image.URLs, []string{"https://api.example.com/xiaozhi/ota/"}) {
+				t.Errorf("boards %q, URLs %q", image.Boards, image.URLs)
+			}
+			if image.Merged != (name == "in a flash") || image.Merged && (len(image.Layout) != 4 || !image.Layout[1].IsSlot() || image.Layout[1].Label != "ota_0" || image.Layout[1].Size != 0x100000) {
+				t.Errorf("merged %v, layout %+v", image.Merged, image.Layout)
+			}
+		})
+	}
+}
+
+// Literals are found wherever they are, also where one piece that is read ends.
+func TestLiteralsAtABorder(t *testing.T) {
+	for _, shift := range []int{0, 1, 20, 40, 60, 100} {
+		padding := strings.Repeat("x", window-descSize-shift)
+		found, _ := inspect(t, build{literals: append([]string{padding}, xiaozhi("otto-robot")...)}.image())
+		if image := found.Images[0]; !slices.Equal(image.Boards, []string{"otto-robot"}) || len(image.URLs) != 1 {
+			t.Errorf("%d bytes before the border: boards %q, URLs %q", shift, image.Boards, image.URLs)
+		}
+	}
+}
+
+func TestSignatures(t *testing.T) {
+	raw := build{}.image()
+	v1 := append(slices.Clone(raw), make([]byte, signatureV1)...)
+	v2 := append(append(append(slices.Clone(raw), bytes.Repeat([]byte{0xff}, signatureAlign-len(raw)%signatureAlign)...), signatureV2...), make([]byte, signatureAlign-2)...)
+	for want, file := range map[Signature][]byte{SignatureV1: v1, SignatureV2: v2, SignatureNone: raw} {
+		found, kept := inspect(t, file)
+		if image := found.Images[0]; image.Signature != want || image.SHA256 != sha256.Sum256(file) || !bytes.Equal(kept[0], file) {
+			t.Errorf("%q: %+v", want, image)
+		}
+	}
+}
+
+// A bit that is flipped anywhere in an image is noticed.
+func TestFlippedBits(t *testing.T) {
+	raw := build{literals: xiaozhi("esp-box-3"), segments: [][]byte{make([]byte, 64), make([]byte, 128)}}.image()
+	for at := range raw {
+		damaged := slices.Clone(raw)
+		for bit := range 8 {
+			damaged[at] ^= 1 << bit
+			if found, _ := inspect(t, damaged); found.IsFit() {
+				t.Errorf("byte %d, bit %d: %+v", at, bit, found.Images[0])
+			}
+			damaged[at] ^= 1 << bit
+		}
+	}
+}
+
+func TestFaults(t *testing.T) {
+	raw := build{}.image()
+	change := func(do func(file []byte)) []byte {
+		file := slices.Clone(raw)
+		do(file)
+		return file
+	}
+	pack := make([]byte, 12+44+100)
+	pack[0] = 1
+	binary.LittleEndian.PutUint32(pack[8:], 44+100)
+	for name, c := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"nothing":                 {nil, FaultUnknown},
+		"a text":                  {[]byte(strings.Repeat("not firmware ", 100)), FaultUnknown},
+		"half of it":              {raw[:len(raw)/2], FaultTruncated},
+		"without its hash":        {raw[:len(raw)-hashSize], FaultTruncated},
+		"255 segments":            {change(func(f []byte) { f[1] = 255 }), FaultSegments},
+		"no segments":             {change(func(f []byte) { f[1] = 0 }), FaultSegments},
+		"an endless segment":      {change(func(f []byte) { binary.LittleEndian.PutUint32(f[headerSize+4:], 0xffffffff) }), FaultTruncated},
+		"an odd segment":          {change(func(f []byte) { f[headerSize+4]++ }), FaultSegments},
+		"no hash":                 {change(func(f []byte) { f[23] = 0 }), FaultHash},
+		"no description":          {change(func(f []byte) { f[descOffset] = 0 }), FaultDesc},
+		"the hash of another one": {change(func(f []byte) { f[len(f)-1]++ }), FaultHash},
+		"another checksum":        {change(func(f []byte) { f[len(f)-hashSize-1]++ }), FaultChecksum + " " + FaultHash},
+		"an unknown chip":         {build{chip: 77}.image(), FaultChip},
+		"the version latest":      {build{version: "latest"}.image(), FaultAborts},
+		"a large part":            {build{version: "2147483648"}.image(), FaultAborts},
+		"an empty part":           {build{version: "2..1"}.image(), FaultAborts},
+		"a v":                     {build{version: "v2.4.2"}.image(), FaultAborts},
+		"no version":              {build{version: "\x00"}.image(), FaultAborts},
+		"an old version":          {build{version: "1.7.9"}.image(), FaultTooOld},
+		"a pack of assets":        {pack, FaultAssets},
+		"33 MiB":                  {make([]byte, 33<<20), FaultTooLarge},
+		"a flash without an app":  {merged(nil), FaultNoApp},
+		"a damaged table":         {func() []byte { f := merged(raw); f[tableOffset+12]++; return f }(), FaultTable},
+		"a zip bomb":              {zipped(t, map[string][]byte{"a.bin": make([]byte, 40<<20)}), FaultTooLarge},
+		"a zip of two bombs":      {zipped(t, map[string][]byte{"a.bin": make([]byte, 20<<20), "b.bin": make([]byte, 20<<20)}), FaultTooLarge},
+		"a zip without images":    {zipped(t, map[string][]byte{"README.md": raw}), FaultNoApp},
+		"a zip with a bad image":  {zipped(t, map[string][]byte{"a.bin": raw, "b.bin": raw[:200]}), FaultTruncated},
+		"a damaged zip":           {zipped(t, map[string][]byte{"a.bin": raw})[:200], FaultZip},
+	} {
+		found, _ := inspect(t, c.file)
+		if got := codes(found.AllFaults()); got != c.want {
+			t.Errorf("%s: faults %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// The rest of a file is named and thrown away; a fault of one image of a zip leaves the others.
+func TestRest(t *testing.T) {
+	one, two := build{literals: xiaozhi("board-1")}.image(), build{literals: xiaozhi("board-2")}.image()
+	found, kept := inspect(t, zipped(t, map[string][]byte{"a/one.bin": one, "two.bin": merged(two), "assets.bin": []byte("something"), "z.bin": one[:300]}))
+	if len(kept) != 2 || len(found.Images) != 2 || found.Images[0].File != "one.bin" || found.Images[1].Boards[0] != "board-2" {
+		t.Errorf("%d images: %+v", len(found.Images), found)
+	}
+	if len(found.Dropped) != 1 || !strings.HasPrefix(found.Dropped[0], "assets.bin: ") {
+		t.Errorf("dropped %q", found.Dropped)
+	}
+	if got := codes(found.AllFaults()); got != FaultTruncated || found.Faults[0].File != "z.bin" {
+		t.Errorf("%+v", found.Faults)
+	}
+}
+
+// Nothing is kept of an image that has no end, and an error of the store is not one of the file.
+func TestKeep(t *testing.T) {
+	raw := build{}.image()
+	ended := 0
+	keep := func() (io.Writer, func(*Image) error, error) {
+		return io.Discard, func(image *Image) error {
+			if image != nil {
+				t.Error("a truncated image is kept")
+			}
+			ended++
+			return nil
+		}, nil
+	}
+	if _, err := Inspect(bytes.NewReader(raw[:200]), 200, most, keep); err != nil || ended != 1 {
+		t.Errorf("%v, ended %d times", err, ended)
+	}
+	full := errors.New("the disk is full")
+	keep = func() (io.Writer, func(*Image) error, error) {
+		return writer(func([]byte) (int, error) { return 0, full }), func(*Image) error { return nil }, nil
+	}
+	if _, err := Inspect(bytes.NewReader(raw), int64(len(raw)), most, keep); !errors.Is(err, full) {
+		t.Errorf("%v", err)
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// The memory does not depend on the file.
+func TestMemory(t *testing.T) {
+	random := make([]byte, most)
+	for r := rand.New(rand.NewPCG(1, 2)); len(random) > 0; {
+		for i := 0; i < len(random); i += 8 {
+			binary.LittleEndian.PutUint64(random[i:], r.Uint64())
+		}
+		break
+	}
+	image := build{segments: [][]byte{random[:most-4096]}}.image()
+	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": merged(image[:len(image)-1<<20])} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := Inspect(bytes.NewReader(file), int64(len(file)), most, nil); err != nil {
+			t.Error(err)
+		}
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > 1<<20 {
+			t.Errorf("%s: %d bytes allocated", name, used)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for text, want := range map[string]string{"2.4.2": "[2 4 2]", "": "[]", "2.4.2-dirty": "[2 4 2]", "2.4.2-3-gabc": "[2 4 2]", "1a2b3c4": "[1]", " +2. 3": "[2 3]", "-1": "[-1]", "2.": "[2]", "2147483647": "[2147483647]",
+		"v2.4.2": "aborts", "abcdef0": "aborts", "9..1": "aborts", "2147483648": "aborts", ".": "aborts", "2..": "aborts", "+-1": "aborts", "latest": "aborts", "-": "aborts"} {
+		parts, ok := Version(text)
+		got := strings.Replace(fmt.Sprint(parts), "<nil>", "[]", 1)
+		if !ok {
+			got = "aborts"
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+	for _, c := range []struct {
+		own, offered string
+		newer        bool
+	}{{"2.4.2", "2.4.3", true}, {"2.4.2", "2.4.2", false}, {"2.4.2", "2.4.2.1", true}, {"2.4.2.1", "2.4.2", false}, {"2.5.0-rc1", "2.5.0", false}, {"2.10", "2.9", false}, {"", "0", true}} {
+		own, _ := Version(c.own)
+		offered, _ := Version(c.offered)
+		if got := Newer(own, offered); got != c.newer {
+			t.Errorf("%s, offered %s: newer %v", c.own, c.offered, got)
+		}
+	}
+}
+
+func FuzzInspect(f *testing.F) {
+	raw := build{chip: 9, literals: xiaozhi("bread-compact-wifi"), segments: [][]byte{make([]byte, 64)}}.image()
+	for _, seed := range [][]byte{nil, raw, raw[:100], merged(raw), zipped(f, map[string][]byte{"a.bin": raw, "b.bin": []byte("x")})} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, file []byte) {
+		found, kept := inspect(t, file)
+		if len(found.Images)+len(found.Faults) == 0 {
+			t.Fatal("neither an image nor a fault")
+		}
+		for i, image := range found.Images {
+			if int64(len(kept[i])) != image.Size || sha256.Sum256(kept[i]) != image.SHA256 || image.Size > int64(most) {
+				t.Fatalf("%+v was kept as %d bytes", image, len(kept[i]))
+			}
+			if len(image.Faults) > 0 {
+				continue
+			}
+			again, _ := inspect(t, kept[i]) // what is kept is an image by itself
+			if len(again.Images) != 1 || again.Images[0].SHA256 != image.SHA256 || len(again.AllFaults()) > 0 {
+				t.Fatalf("read again: %+v", again)
+			}
+		}
+	})
+}
