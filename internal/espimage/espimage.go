@@ -116,3 +116,27 @@ func (f *File) AllFaults() []Fault {
 	}
 	return all
 }
+
+// Warnings returns what somebody should know before an image is used; nothing of it keeps devices from running it.
+func (image *Image) Warnings() (warnings []Fault) {
+	warn := func(code, format string, args ...any) {
+		warnings = append(warnings, *fault(code, format, args...))
+	}
+	if len(image.Boards) == 0 {
+		warn(WarnBoard, "The image does not say for which board it was built. Make sure that it is for yours: an image of another board starts, and stays.")
+	}
+	if len(image.URLs) == 0 {
+		warn(WarnURL, "No OTA URL was found in the image. A device that has none in its settings may check in elsewhere after the upgrade.")
+	}
+	if IsPrerelease(image.Version) {
+		warn(WarnPrerelease, "The firmware reads the version %s as its numbers alone, so that a device with it does not take the release for newer.", image.Version)
+	}
+	return warnings
+}
+
+// Codes of warnings.
+const (
+	WarnBoard      = "board_unknown"
+	WarnURL        = "ota_url_unknown"
+	WarnPrerelease = "prerelease"
+)

@@ -1,121 +1,21 @@
 package espimage
 
 import (
-	"archive/zip"
 	"bytes"
-	"crypto/md5"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"fleetd/internal/espimage/imagetest"
 )
-
-// build is what an image is made of. The zero value is a fit image.
-type build struct {
-	version, project string
-	chip             uint16
-	literals         []string
-	segments         [][]byte // behind the one with the description
-}
-
-// image builds an image as esptool does.
-func (b build) image() []byte {
-	desc := make([]byte, descSize)
-	binary.LittleEndian.PutUint32(desc, descMagic)
-	binary.LittleEndian.PutUint32(desc[4:], 3)
-	for at, value := range map[int]string{16: cmpOr(b.version, "2.4.2"), 48: cmpOr(b.project, "xiaozhi"), 80: "13:02:11", 96: "Nov  3 2026", 112: "v5.5.1"} {
-		copy(desc[at:], value)
-	}
-	for i := range 32 {
-		desc[144+i] = byte(i)
-	}
-	program := desc
-	for _, literal := range b.literals {
-		program = append(append(program, literal...), 0)
-	}
-	for len(program)%4 != 0 {
-		program = append(program, 0)
-	}
-	segments := append([][]byte{program}, b.segments...)
-	out := make([]byte, headerSize)
-	out[0], out[1], out[3] = imageMagic, byte(len(segments)), 4<<4
-	binary.LittleEndian.PutUint16(out[12:], b.chip)
-	binary.LittleEndian.PutUint16(out[15:], 100)
-	binary.LittleEndian.PutUint16(out[17:], 199)
-	out[23] = 1
-	sum := byte(checksumSeed)
-	for _, segment := range segments {
-		out = binary.LittleEndian.AppendUint32(out, 0x3c000020)
-		out = binary.LittleEndian.AppendUint32(out, uint32(len(segment)))
-		out = append(out, segment...)
-		for _, c := range segment {
-			sum ^= c
-		}
-	}
-	for len(out)%checksumAlign != checksumAlign-1 {
-		out = append(out, 0)
-	}
-	out = append(out, sum)
-	hash := sha256.Sum256(out)
-	return append(out, hash[:]...)
-}
-
-func cmpOr(value, otherwise string) string {
-	if value == "" {
-		return otherwise
-	}
-	return value
-}
-
-// xiaozhi are the literals of a board, as the compiler leaves them.
-func xiaozhi(board string) []string {
-	return []string{`{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"` + board + `","version":"`, "https://api.example.com/xiaozhi/ota/"}
-}
-
-// entry is an entry of a partition table.
-func entry(label string, kind, subtype byte, offset, size uint32) []byte {
-	out := append(slices.Clone(entryMagic), kind, subtype)
-	out = binary.LittleEndian.AppendUint32(out, offset)
-	out = binary.LittleEndian.AppendUint32(out, size)
-	return append(append(out, label...), make([]byte, 20-len(label))...)
-}
-
-// merged puts an image into the content of a flash, as esptool merge_bin does.
-func merged(image []byte) []byte {
-	flash := bytes.Repeat([]byte{0xff}, 0x20000)
-	copy(flash, build{}.image()[:headerSize]) // the bootloader, without a description
-	table := slices.Concat(entry("nvs", 1, 2, 0x9000, 0x4000), entry("ota_0", 0, 0x10, 0x20000, 0x100000), entry("ota_1", 0, 0x11, 0x120000, 0x100000), entry("assets", 1, 0x82, 0x220000, 0x100000))
-	sum := md5.Sum(table)
-	copy(flash[tableOffset:], slices.Concat(table, md5Magic, sum[:]))
-	return append(flash, image...)
-}
-
-func zipped(t testing.TB, files map[string][]byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := zip.NewWriter(&out)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		f, err := w.Create(name)
-		if err == nil {
-			_, err = f.Write(files[name])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
 
 const most = 32 << 20
 
@@ -147,8 +47,8 @@ func codes(faults []Fault) string {
 }
 
 func TestApplication(t *testing.T) {
-	raw := build{chip: 9, literals: xiaozhi("bread-compact-wifi"), segments: [][]byte{bytes.Repeat([]byte{7}, 3*window)}}.image()
-	for name, file := range map[string][]byte{"alone": raw, "with bytes behind it": append(slices.Clone(raw), bytes.Repeat([]byte{0xff}, 5000)...), "in a flash": merged(raw), "in a zip": zipped(t, map[string][]byte{"xiaozhi.bin": raw})} {
+	raw := imagetest.Build{Chip: 9, Literals: imagetest.Literals("bread-compact-wifi"), Segments: [][]byte{bytes.Repeat([]byte{7}, 3*window)}}.Image()
+	for name, file := range map[string][]byte{"alone": raw, "with bytes behind it": append(slices.Clone(raw), bytes.Repeat([]byte{0xff}, 5000)...), "in a flash": imagetest.Merged(raw), "in a zip": imagetest.Zip(t, map[string][]byte{"xiaozhi.bin": raw})} {
 		t.Run(name, func(t *testing.T) {
 			found, kept := inspect(t, file)
 			if !found.IsFit() || len(found.Images) != 1 || !bytes.Equal(kept[0], raw) {
@@ -175,7 +75,7 @@ func TestApplication(t *testing.T) {
 func TestLiteralsAtABorder(t *testing.T) {
 	for _, shift := range []int{0, 1, 20, 40, 60, 100} {
 		padding := strings.Repeat("x", window-descSize-shift)
-		found, _ := inspect(t, build{literals: append([]string{padding}, xiaozhi("otto-robot")...)}.image())
+		found, _ := inspect(t, imagetest.Build{Literals: append([]string{padding}, imagetest.Literals("otto-robot")...)}.Image())
 		if image := found.Images[0]; !slices.Equal(image.Boards, []string{"otto-robot"}) || len(image.URLs) != 1 {
 			t.Errorf("%d bytes before the border: boards %q, URLs %q", shift, image.Boards, image.URLs)
 		}
@@ -183,7 +83,7 @@ func TestLiteralsAtABorder(t *testing.T) {
 }
 
 func TestSignatures(t *testing.T) {
-	raw := build{}.image()
+	raw := imagetest.Build{}.Image()
 	v1 := append(slices.Clone(raw), make([]byte, signatureV1)...)
 	v2 := append(append(append(slices.Clone(raw), bytes.Repeat([]byte{0xff}, signatureAlign-len(raw)%signatureAlign)...), signatureV2...), make([]byte, signatureAlign-2)...)
 	for want, file := range map[Signature][]byte{SignatureV1: v1, SignatureV2: v2, SignatureNone: raw} {
@@ -196,7 +96,7 @@ func TestSignatures(t *testing.T) {
 
 // A bit that is flipped anywhere in an image is noticed.
 func TestFlippedBits(t *testing.T) {
-	raw := build{literals: xiaozhi("esp-box-3"), segments: [][]byte{make([]byte, 64), make([]byte, 128)}}.image()
+	raw := imagetest.Build{Literals: imagetest.Literals("esp-box-3"), Segments: [][]byte{make([]byte, 64), make([]byte, 128)}}.Image()
 	for at := range raw {
 		damaged := slices.Clone(raw)
 		for bit := range 8 {
@@ -210,7 +110,7 @@ func TestFlippedBits(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
-	raw := build{}.image()
+	raw := imagetest.Build{}.Image()
 	change := func(do func(file []byte)) []byte {
 		file := slices.Clone(raw)
 		do(file)
@@ -235,22 +135,22 @@ func TestFaults(t *testing.T) {
 		"no description":          {change(func(f []byte) { f[descOffset] = 0 }), FaultDesc},
 		"the hash of another one": {change(func(f []byte) { f[len(f)-1]++ }), FaultHash},
 		"another checksum":        {change(func(f []byte) { f[len(f)-hashSize-1]++ }), FaultChecksum + " " + FaultHash},
-		"an unknown chip":         {build{chip: 77}.image(), FaultChip},
-		"the version latest":      {build{version: "latest"}.image(), FaultAborts},
-		"a large part":            {build{version: "2147483648"}.image(), FaultAborts},
-		"an empty part":           {build{version: "2..1"}.image(), FaultAborts},
-		"a v":                     {build{version: "v2.4.2"}.image(), FaultAborts},
-		"no version":              {build{version: "\x00"}.image(), FaultAborts},
-		"an old version":          {build{version: "1.7.9"}.image(), FaultTooOld},
+		"an unknown chip":         {imagetest.Build{Chip: 77}.Image(), FaultChip},
+		"the version latest":      {imagetest.Build{Version: "latest"}.Image(), FaultAborts},
+		"a large part":            {imagetest.Build{Version: "2147483648"}.Image(), FaultAborts},
+		"an empty part":           {imagetest.Build{Version: "2..1"}.Image(), FaultAborts},
+		"a v":                     {imagetest.Build{Version: "v2.4.2"}.Image(), FaultAborts},
+		"no version":              {imagetest.Build{Version: "\x00"}.Image(), FaultAborts},
+		"an old version":          {imagetest.Build{Version: "1.7.9"}.Image(), FaultTooOld},
 		"a pack of assets":        {pack, FaultAssets},
 		"33 MiB":                  {make([]byte, 33<<20), FaultTooLarge},
-		"a flash without an app":  {merged(nil), FaultNoApp},
-		"a damaged table":         {func() []byte { f := merged(raw); f[tableOffset+12]++; return f }(), FaultTable},
-		"a zip bomb":              {zipped(t, map[string][]byte{"a.bin": make([]byte, 40<<20)}), FaultTooLarge},
-		"a zip of two bombs":      {zipped(t, map[string][]byte{"a.bin": make([]byte, 20<<20), "b.bin": make([]byte, 20<<20)}), FaultTooLarge},
-		"a zip without images":    {zipped(t, map[string][]byte{"README.md": raw}), FaultNoApp},
-		"a zip with a bad image":  {zipped(t, map[string][]byte{"a.bin": raw, "b.bin": raw[:200]}), FaultTruncated},
-		"a damaged zip":           {zipped(t, map[string][]byte{"a.bin": raw})[:200], FaultZip},
+		"a flash without an app":  {imagetest.Merged(nil), FaultNoApp},
+		"a damaged table":         {func() []byte { f := imagetest.Merged(raw); f[tableOffset+12]++; return f }(), FaultTable},
+		"a zip bomb":              {imagetest.Zip(t, map[string][]byte{"a.bin": make([]byte, 40<<20)}), FaultTooLarge},
+		"a zip of two bombs":      {imagetest.Zip(t, map[string][]byte{"a.bin": make([]byte, 20<<20), "b.bin": make([]byte, 20<<20)}), FaultTooLarge},
+		"a zip without images":    {imagetest.Zip(t, map[string][]byte{"README.md": raw}), FaultNoApp},
+		"a zip with a bad image":  {imagetest.Zip(t, map[string][]byte{"a.bin": raw, "b.bin": raw[:200]}), FaultTruncated},
+		"a damaged zip":           {imagetest.Zip(t, map[string][]byte{"a.bin": raw})[:200], FaultZip},
 	} {
 		found, _ := inspect(t, c.file)
 		if got := codes(found.AllFaults()); got != c.want {
@@ -261,8 +161,8 @@ func TestFaults(t *testing.T) {
 
 // The rest of a file is named and thrown away; a fault of one image of a zip leaves the others.
 func TestRest(t *testing.T) {
-	one, two := build{literals: xiaozhi("board-1")}.image(), build{literals: xiaozhi("board-2")}.image()
-	found, kept := inspect(t, zipped(t, map[string][]byte{"a/one.bin": one, "two.bin": merged(two), "assets.bin": []byte("something"), "z.bin": one[:300]}))
+	one, two := imagetest.Build{Literals: imagetest.Literals("board-1")}.Image(), imagetest.Build{Literals: imagetest.Literals("board-2")}.Image()
+	found, kept := inspect(t, imagetest.Zip(t, map[string][]byte{"a/one.bin": one, "two.bin": imagetest.Merged(two), "assets.bin": []byte("something"), "z.bin": one[:300]}))
 	if len(kept) != 2 || len(found.Images) != 2 || found.Images[0].File != "one.bin" || found.Images[1].Boards[0] != "board-2" {
 		t.Errorf("%d images: %+v", len(found.Images), found)
 	}
@@ -276,7 +176,7 @@ func TestRest(t *testing.T) {
 
 // Nothing is kept of an image that has no end, and an error of the store is not one of the file.
 func TestKeep(t *testing.T) {
-	raw := build{}.image()
+	raw := imagetest.Build{}.Image()
 	ended := 0
 	keep := func() (io.Writer, func(*Image) error, error) {
 		return io.Discard, func(image *Image) error {
@@ -312,8 +212,8 @@ func TestMemory(t *testing.T) {
 		}
 		break
 	}
-	image := build{segments: [][]byte{random[:most-4096]}}.image()
-	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": merged(image[:len(image)-1<<20])} {
+	image := imagetest.Build{Segments: [][]byte{random[:most-4096]}}.Image()
+	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": imagetest.Merged(image[:len(image)-1<<20])} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		if _, err := Inspect(bytes.NewReader(file), int64(len(file)), most, nil); err != nil {
@@ -351,8 +251,8 @@ func TestVersion(t *testing.T) {
 }
 
 func FuzzInspect(f *testing.F) {
-	raw := build{chip: 9, literals: xiaozhi("bread-compact-wifi"), segments: [][]byte{make([]byte, 64)}}.image()
-	for _, seed := range [][]byte{nil, raw, raw[:100], merged(raw), zipped(f, map[string][]byte{"a.bin": raw, "b.bin": []byte("x")})} {
+	raw := imagetest.Build{Chip: 9, Literals: imagetest.Literals("bread-compact-wifi"), Segments: [][]byte{make([]byte, 64)}}.Image()
+	for _, seed := range [][]byte{nil, raw, raw[:100], imagetest.Merged(raw), imagetest.Zip(f, map[string][]byte{"a.bin": raw, "b.bin": []byte("x")})} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {

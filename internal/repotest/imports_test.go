@@ -138,12 +138,13 @@ var importRules = []rule{
 		"internal/cluster", "internal/cluster/lease", "internal/events", "internal/datadir", "internal/mqttdevice", "internal/udpaudio", "internal/gatewayapi",
 		"internal/upstream", "internal/connlimit", "internal/attest", "internal/mcpserver", "internal/timescale", "internal/durable", "internal/jobs", "internal/jobs/manager", "internal/jobs/runner", "internal/store/jobstore", "internal/stats", "internal/store/webhookstore", "internal/webhooks", "migrations"},
 		why: "it puts everything together, and only the command may be above it"},
-	{pkg: "cmd/fleetd", may: []string{"internal/api", "internal/jobs", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
+	{pkg: "internal/espimage", why: "it reads files, and knows neither devices nor a store"},
+	{pkg: "cmd/fleetd", may: []string{"internal/espimage", "internal/api", "internal/jobs", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it; an exported audit it verifies itself, so that no node has to be trusted"},
 }
 
 // testSupport are the packages that only tests and benchmarks use. They may import anything; nothing above may import them.
-var testSupport = []string{"internal/gobuild", "internal/goldentest", "internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/jsontest", "internal/natstest", "internal/racetest", "internal/repotest"}
+var testSupport = []string{"internal/gobuild", "internal/goldentest", "internal/devicetest", "internal/espimage/imagetest", "internal/store/storetest", "internal/fleettest", "internal/jsontest", "internal/natstest", "internal/racetest", "internal/repotest"}
 
 // goPackage is what `go list -json` prints of a package. Imports and Deps leave tests out.
 type goPackage struct {
