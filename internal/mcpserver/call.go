@@ -191,15 +191,20 @@ func displayArguments(arguments json.RawMessage) (text string, ok bool) {
 		return "", false
 	}
 	text = strings.TrimSpace(b.String())
-	// Decoding keeps one of several members with the same name; only the count shows that.
-	return text, len(text) <= maxShownArgs && cleantext.Short(text, maxShownArgs+len("…")) == text && countMembers(arguments) == countMembers([]byte(text))
+	// Decoding keeps one of several members with the same name, at any depth; only the count shows that.
+	return text, len(text) <= maxShownArgs && cleantext.Short(text, maxShownArgs+len("…")) == text && countTokens(arguments) == countTokens([]byte(text))
 }
 
-// countMembers returns the number of members of an object.
-func countMembers(object []byte) (n int) {
-	for walk := jsonspan.Object(object); walk.Next(); n++ {
+// countTokens returns the number of names, values and brackets of a JSON document.
+func countTokens(document []byte) (n int) {
+	decoder := json.NewDecoder(bytes.NewReader(document))
+	decoder.UseNumber()
+	for {
+		if _, err := decoder.Token(); err != nil {
+			return n
+		}
+		n++
 	}
-	return n
 }
 
 // contents converts the content of a device's result to MCP content. Items of an

@@ -192,3 +192,10 @@ func (v *view) fingerprint() (sum [sha256.Size]byte) {
 	h.Sum(sum[:0])
 	return sum
 }
+
+// countMembers returns the number of members of an object.
+func countMembers(object []byte) (n int) {
+	for walk := jsonspan.Object(object); walk.Next(); n++ {
+	}
+	return n
+}

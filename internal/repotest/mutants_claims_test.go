@@ -89,7 +89,7 @@ var claimMutants = []mutant{
 	{claim: "H6", pkg: "internal/mcpserver", test: "TestDeviceTools", breaks: "tools for people are not shown to models",
 		in: "Server.viewOf", old: "decision.Action != access.Deny", new: "decision.Rule != access.RuleTools"},
 	{claim: "H7", pkg: "internal/mcpserver", test: "TestDisplayArguments", breaks: "an argument given twice is not asked",
-		in: "displayArguments", old: "&& countMembers(arguments) == countMembers([]byte(text))", new: ""},
+		in: "displayArguments", old: "&& countTokens(arguments) == countTokens([]byte(text))", new: ""},
 	{claim: "H8", pkg: "internal/mcpserver", test: "TestPhotos", breaks: "a picture is of the device that was called",
 		in: "Server.photo", old: "photo.Device != id ||", new: ""},
 	{claim: "H9", pkg: "internal/mcpserver", test: "TestBadRequests", breaks: "the size of a body is bounded",
