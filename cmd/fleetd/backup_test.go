@@ -18,7 +18,7 @@ func TestBackupCommands(t *testing.T) {
 		return outcome{code, stdout.String(), stderr.String()}
 	}
 	dir := t.TempDir()
-	run(nil, "backup").is(t, exitFailed, "", "fleetd: missing flags: --output=FILE|DIR (see fleetd --help)\n")
+	run(nil, "backup").is(t, exitFailed, "", "fleetd: missing flags: --output=FILE|DIR (see fleetd backup --help)\n")
 	run([]string{"FLEETD_DATA_DIR=" + dir}, "backup", "-o", t.TempDir()).is(t, exitFailed, "",
 		"fleetd: "+dir+" holds no fleetd.db; give --database as the node has it, or another --data-dir\n")
 

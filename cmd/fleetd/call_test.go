@@ -148,7 +148,7 @@ func TestCallOutcomes(t *testing.T) {
 	}
 	f := newAPI(t, map[string]string{"GET /v1/devices/d/tools?user=true": `{"code":"device_unknown","detail":"no device is called d"}`})
 	f.status["GET /v1/devices/d/tools?user=true"] = 404
-	f.run("call", "d", "t", "a=1").is(t, exitRefused, "", "fleetd: no device is called d (device_unknown)\n")
+	f.run("call", "d", "t", "a=1").is(t, exitRefused, "", "fleetd: no device is called d; `fleetd devices` lists them (device_unknown)\n")
 }
 
 func TestCallImages(t *testing.T) {

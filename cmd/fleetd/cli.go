@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"time"
 
@@ -142,7 +143,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return exitOK
 	}
 	if err != nil {
-		return a.report(ctx, failed("%w%s (see fleetd --help)", err, suggestion(parser.Model.Node, args)))
+		return a.report(ctx, failed("%s%s (see %s --help)", endsEarly.ReplaceAllString(err.Error(), "expected a value"), suggestion(parser.Model.Node, args), usedCommand(err)))
 	}
 	if flag := repeated(command); flag != "" {
 		return a.report(ctx, failed("--%s is given twice; give it once", flag))
@@ -161,7 +162,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if err != nil {
 		return a.report(ctx, failed("build the command line: %w", err))
 	}
-	return a.report(ctx, command.Run(a))
+	return a.report(ctx, inWordsOf(command, command.Run(a)))
 }
 
 // newParser returns the parser of the command line.
@@ -170,6 +171,8 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
 		durations(),
+		numbers(reflect.Int),
+		numbers(reflect.Int64),
 		kong.Vars{"json": "the server's JSON", "per": ""},
 	}, options...)...)
 }

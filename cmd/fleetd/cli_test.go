@@ -148,6 +148,9 @@ func TestUsage(t *testing.T) {
 		{[]string{"devices", "--label", "room=lab", "--label", "floor=1"}, "--label is given twice; give it once"},
 		{[]string{"devices", "rotate", "--all", "--grace", "30days"}, "expected a duration such as 90s, 12h or 30d"},
 		{[]string{"--device-listn", ":1"}, `did you mean "--device-listen"?`},
+		{[]string{"devices", "--limit", "-1"}, `--limit: expected a whole number, not "-1" (see fleetd devices list --help)`},
+		{[]string{"devices", "--label"}, "--label: expected a value (see"},
+		{[]string{"webhooks", "bogus"}, "unexpected argument bogus (see fleetd webhooks --help)"},
 		{[]string{"call"}, `expected "<device> <tool>`},
 		{[]string{"call", "d"}, `expected "<tool>`},
 		{[]string{"call", "d", "t", "--timeout", "soon"}, "--timeout"},
@@ -379,13 +382,42 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// An error of the server names the flag or argument that is wrong, and where ids are listed.
+func TestErrorsInWordsOfTheCommandLine(t *testing.T) {
+	for _, c := range []struct {
+		args          []string
+		problem, want string
+		code          int
+	}{
+		{[]string{"log", "02:00:00:00:00:01", "--kind", "x"}, `"bad_request","detail":"query.kind: expected value to be one of \"call\""`, `--kind: expected value to be one of "call"`, exitFailed},
+		{[]string{"devices", "edit", "d", "--transport", "x"}, `"bad_request","detail":"body.transport_wanted: wrong"`, "--transport: wrong", exitFailed},
+		{[]string{"keys", "create", "--name", "n", "--scope", "x"}, `"bad_request","detail":"unknown scope \"x\""`, `unknown --scope "x"`, exitFailed},
+		{[]string{"keys", "create", "--name", "n", "--scope", "x"}, `"bad_request","detail":"a key named n exists"`, "a key named n exists", exitRefused},
+		{[]string{"restart", "d", "-y"}, `"invalid_arguments","detail":"the job is not valid: /when/window/cron is wrong","errors":[{"pointer":"/when/window/cron","detail":"is wrong"},{"pointer":"/pace/rate","detail":"is odd"}]`,
+			"the job is not valid: --window is wrong; --rate is odd", exitFailed},
+		{[]string{"call", "02:00:00:00:00:01", "t"}, `"invalid_arguments","call":"c","detail":"not valid","errors":[{"pointer":"/timeout","detail":"is required"}]`, "/timeout is required", exitRefused},
+		{[]string{"jobs", "x"}, `"not_found","detail":"unknown job x; GET /v1/jobs lists them"`, "unknown job x; `fleetd jobs` lists them", exitRefused},
+		{[]string{"keys", "revoke", "x"}, `"not_found","detail":"unknown key"`, "unknown key; `fleetd keys` lists them", exitRefused},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprintf(w, `{"status":400,"code":%s}`, c.problem)
+		}))
+		a, _, stderr := newApp()
+		if code := a.run(t.Context(), append(c.args, "--api", server.URL, "--token", "t")); code != c.code || !strings.Contains(stderr.String(), c.want) {
+			t.Errorf("%v: status %d: %s", c.args, code, stderr)
+		}
+		server.Close()
+	}
+}
+
 // A program that asked for JSON gets errors as JSON, too: of the server as it sent them, and of the command line.
 func TestErrorsAsJSON(t *testing.T) {
 	const problem = `{"title":"Not Found","status":404,"code":"device_unknown","detail":"no device aa\u001b[1m"}`
-	f := newAPI(t, map[string]string{"GET /v1/devices/aa": problem})
-	f.status = map[string]int{"GET /v1/devices/aa": http.StatusNotFound}
-	f.run("devices", "show", "aa", "--json").is(t, exitRefused, "",
-		`{"error":"no device aa (device_unknown)","exit":2,"problem":`+problem+"}\n")
-	f.run("devices", "show", "--json").is(t, exitFailed, "", `{"error":"expected \"<device>\" (see fleetd --help)","exit":1}`+"\n")
+	f := newAPI(t, map[string]string{"GET /v1/devices/aa:aa:aa:aa:aa:aa": problem})
+	f.status = map[string]int{"GET /v1/devices/aa:aa:aa:aa:aa:aa": http.StatusNotFound}
+	f.run("devices", "show", "aa:aa:aa:aa:aa:aa", "--json").is(t, exitRefused, "",
+		"{\"error\":\"no device aa; `fleetd devices` lists them (device_unknown)\""+`,"exit":2,"problem":`+problem+"}\n")
+	f.run("devices", "show", "--json").is(t, exitFailed, "", `{"error":"expected \"<device>\" (see fleetd devices show --help)","exit":1}`+"\n")
 	f.run("call", "d", "t", "--json", "x").is(t, exitFailed, "", `{"error":"\"x\" is not key=value or key:=JSON","exit":1}`+"\n")
 }

@@ -46,7 +46,7 @@ func deviceID(ctx context.Context, c *apiclient.Client, name string) (string, er
 		return name, nil
 	}
 	_, err := c.Device(ctx, name)
-	if problem := (*apiclient.Problem)(nil); !errors.As(err, &problem) || problem.Code != "not_found" && problem.Code != "bad_request" {
+	if problem := (*apiclient.Problem)(nil); !errors.As(err, &problem) || problem.Code != "device_unknown" && problem.Code != "bad_request" {
 		return name, nil // it is an id, or the command itself says what is wrong
 	}
 	called := selector.In(selector.FieldName, name).String()

@@ -9,7 +9,7 @@ import (
 // Where one device is named, a name will do that no other device has; an id wins, and names that are near are suggested.
 func TestDeviceNames(t *testing.T) {
 	const lamp, desk = `{"id":"02:00:00:00:00:01","name":"Kitchen lamp"}`, `{"id":"02:00:00:00:00:02","name":"Desk"}`
-	const missing = `{"status":404,"code":"not_found","detail":"no such device"}`
+	const missing = `{"status":404,"code":"device_unknown","detail":"unknown device"}`
 	f := newAPI(t, map[string]string{
 		"GET /v1/devices/robot-1":                   `{"id":"robot-1","name":"Desk"}`,
 		"GET /v1/devices/robot-1/tools":             `{"state":"ready","items":[]}`,

@@ -87,7 +87,7 @@ func TestDeviceChanges(t *testing.T) {
 	f.run("devices", "refuse", id, "4b4a121564d3").is(t, exitOK, id+" keeps its client; 4b4a121564d3 is refused\n", "")
 	f.run("devices", "revoke", id).is(t, exitOK, id+" revoked; the device waits for approval from its next OTA check on\n", "")
 	f.run("devices", "forget", id, "--yes").is(t, exitOK, id+" forgotten\n", "")
-	f.run("devices", "forget", "nobody", "--yes").is(t, exitRefused, "", "fleetd: no device is called nobody (device_unknown)\n")
+	f.run("devices", "forget", "nobody", "--yes").is(t, exitRefused, "", "fleetd: no device is called nobody; `fleetd devices` lists them (device_unknown)\n")
 	want := []string{"POST /v1/devices/" + id + "/approve {}", "POST /v1/devices/" + id + `/approve {"client":"4b4a121564d3"}`, "DELETE /v1/devices/" + id + "/clients/4b4a121564d3", "POST /v1/devices/" + id + "/revoke", "DELETE /v1/devices/" + id, "DELETE /v1/devices/nobody"}
 	if got := f.requests(); !reflect.DeepEqual(got, want) {
 		t.Errorf("asked %q", got)

@@ -37,8 +37,6 @@ func (cmd *editCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 		return failed("--name is for one device, and %q is a selection", cmd.Target)
 	case selects && cmd.IfMatch != 0:
 		return failed("--if-match is for one device, and %q is a selection", cmd.Target)
-	case cmd.IfMatch < 0:
-		return failed("--if-match must be a revision, not %d", cmd.IfMatch)
 	}
 	if selects {
 		return cmd.editSelection(ctx, a, c, labels)

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,6 +41,43 @@ func durations() kong.Option {
 		target.SetInt(int64(d))
 		return nil
 	}))
+}
+
+// numbers makes integer flags take decimal numbers from 0, and say so.
+func numbers(kind reflect.Kind) kong.Option {
+	return kong.KindMapper(kind, kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
+		text := c.Scan.Pop().String() // also of one that begins like a flag
+		n, err := strconv.ParseUint(text, 10, 63)
+		if err != nil {
+			return fmt.Errorf("expected a whole number, not %q", text)
+		}
+		target.SetInt(int64(n))
+		return nil
+	}))
+}
+
+// endsEarly matches what the parser says about a flag without its value at the end of the command line.
+var endsEarly = regexp.MustCompile(`expected \w+ value but got "EOL" \(<EOL>\)|expected a whole number, not "EOL"`)
+
+// usedCommand returns the command, as it is typed, whose help says what the parser expected.
+func usedCommand(err error) string {
+	parse := (*kong.ParseError)(nil)
+	if !errors.As(err, &parse) {
+		return "fleetd"
+	}
+	used := parse.Context.Model.Node
+	for _, step := range parse.Context.Path {
+		if step.Command != nil {
+			used = step.Command
+		}
+	}
+	switch ofFlag := strings.Contains(err.Error(), "--"); {
+	case ofFlag && used.DefaultCmd != nil:
+		used = used.DefaultCmd
+	case !ofFlag && used.Parent != nil && used == used.Parent.DefaultCmd:
+		used = used.Parent // whose commands the argument may have meant
+	}
+	return used.FullPath()
 }
 
 // nodeFlags say which node is meant.

@@ -100,7 +100,7 @@ func TestHealthcheck(t *testing.T) {
 	status, answer = 503, `{"ready":false,"down":{"nats":"no servers","database":"refused"}}`
 	run().is(t, exitFailed, "", "fleetd: the node at "+node.URL+" is not ready: database: refused; nats: no servers\n")
 	status, answer = 404, "not found"
-	run().is(t, exitFailed, "", "fleetd: not found (HTTP 404)\n")
+	run().is(t, exitFailed, "", "fleetd: not found; the answer is not from the API of fleetd: check the address in --api or FLEETD_API (HTTP 404)\n")
 	answer = ""
 	run().is(t, exitFailed, "", "fleetd: "+node.URL+" did not answer in time; its log may say why\n")
 	node.Close()

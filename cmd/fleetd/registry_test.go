@@ -23,7 +23,7 @@ func TestDevicesSelect(t *testing.T) {
 	f.run("devices", "room=lab", "--sort", "offline_since").is(t, exitOK,
 		"ID  NAME  STATE              TRANSPORT  BOARD  FIRMWARE  TOOLS    LAST SEEN\n"+
 			"a   -     offline (timeout)  -          -      -         unknown  -\n", "")
-	f.run("devices", "room=").is(t, exitRefused, "", "fleetd: select: position 5: expected a value (bad_request)\n")
+	f.run("devices", "room=").is(t, exitFailed, "", "fleetd: <select>: position 5: expected a value (bad_request)\n")
 	f.run("devices", "--csv").is(t, exitOK, "id,name,state,offline_reason,offline_since,transport,node,board,firmware,tools,catalog_state,first_seen,last_seen,labels\n"+
 		`a,'=1+1,offline,timeout,2026-08-01T11:00:00Z,,n,"'@b, c",2.4.2,7,stale,2026-08-01T00:00:00Z,2026-08-01T11:00:00Z,"floor=1,room=lab"`+"\n", "")
 	for _, args := range [][]string{{"--sort", "board"}, {"--csv", "--json"}} {
