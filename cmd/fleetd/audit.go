@@ -21,25 +21,22 @@ import (
 
 type auditCmd struct {
 	Show   auditShowCmd   `cmd:"" default:"withargs" help:"Show entries, the newest last (the default)."`
-	Export auditExportCmd `cmd:"" help:"Copy the record to a file, with what proves it."`
-	Verify auditVerifyCmd `cmd:"" help:"Look for gaps and changes, in the node's record or in an exported file."`
+	Export auditExportCmd `cmd:"" help:"Write the audit to a new file, with the proof that it is complete."`
+	Verify auditVerifyCmd `cmd:"" help:"Look for gaps and changes, in the audit of the node or in an exported file."`
 }
 
 // spanFlags select a time.
 type spanFlags struct {
-	Since string `help:"Only entries from then on: a duration back such as 1h, a date or a time." placeholder:"1h|TIME"`
-	Until string `help:"Only entries up to this time." placeholder:"TIME"`
+	Since string `help:"Only entries since then: a duration before now such as 1h, a date or a time." placeholder:"1h|TIME"`
+	Until string `help:"Only entries until then: a duration before now such as 1h, a date or a time." placeholder:"1h|TIME"`
 }
 
 func (f spanFlags) filter(a *app) (apiclient.Query, error) {
 	filter := apiclient.Query{}
 	for _, side := range [][2]string{{"since", f.Since}, {"until", f.Until}} {
-		if side[1] != "" {
-			at, err := moment(side[1], a.now(), -1)
-			if err != nil {
-				return nil, failed("--%s %w", side[0], err)
-			}
-			filter[side[0]] = at.UTC().Format(time.RFC3339Nano)
+		var err error
+		if filter[side[0]], err = timeParameter("--"+side[0], side[1], a.now()); err != nil {
+			return nil, err
 		}
 	}
 	return filter, nil
@@ -47,13 +44,13 @@ func (f spanFlags) filter(a *app) (apiclient.Query, error) {
 
 type auditShowCmd struct {
 	spanFlags
-	Device    string `device:"name" help:"Only of this device." placeholder:"DEVICE"`
-	Key       string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
-	Kind      string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
-	Tool      string `help:"Only calls of this tool; also other actions, such as the type of a message." placeholder:"TOOL"`
-	Outcome   string `help:"Only with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
-	Limit     int    `help:"Most entries shown." default:"100"`
-	Follow    bool   `short:"f" help:"Go on with what comes."`
+	Device    string `device:"name" help:"Only entries of this device." placeholder:"DEVICE"`
+	Key       string `help:"Only entries of this key, by id or name; or of admin, open, voice or gateway." placeholder:"KEY"`
+	Kind      string `help:"Only entries of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
+	Tool      string `help:"Only calls of this tool, or other actions of this name, such as the type of a message." placeholder:"TOOL"`
+	Outcome   string `help:"Only entries with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
+	Limit     int    `help:"Maximum number of entries, the newest ones." default:"100"`
+	Follow    bool   `short:"f" help:"Print further entries as they come."`
 	jsonFlags `set:"per=, one entry per line"`
 }
 
@@ -187,8 +184,8 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app, c *apiclient.Client)
 
 type auditVerifyCmd struct {
 	jsonFlags  `set:"json=the report as JSON"`
-	File       string  `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
-	SecretFile *string `help:"File with the fleet's secret, for an exported file, where the data directory does not hold it ($FLEETD_SECRET_FILE, $FLEETD_SECRET)." placeholder:"FILE"`
+	File       string  `arg:"" optional:"" help:"An exported file, or - for standard input; without it, the node verifies its own audit."`
+	SecretFile *string `help:"File with the fleet's secret, to verify an exported file where there is no data directory of a node ($FLEETD_SECRET_FILE, $FLEETD_SECRET)." placeholder:"FILE"`
 	spanFlags
 }
 

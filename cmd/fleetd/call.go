@@ -29,7 +29,7 @@ type callCmd struct {
 	Output  string        `short:"o" help:"File for the image in the answer, or for the photo that the device took; further images get -2, -3 ... before the extension." placeholder:"FILE"`
 	Later   string        `help:"If the device is not connected, call it when it is back, at most this much later; prints the job." placeholder:"24h"`
 	Key     string        `help:"With --later, idempotency key: the same command again queues nothing." placeholder:"TEXT"`
-	Yes     bool          `help:"Confirm a call that needs a person's yes."`
+	Yes     bool          `short:"y" help:"Confirm the call, if a rule of the policy requires a confirmation."`
 	jsonFlags
 }
 
@@ -130,7 +130,7 @@ func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 
 // yesFlag is that of a command that deletes something.
 type yesFlag struct {
-	Yes bool `short:"y" help:"Do it without a question, which only a terminal can answer."`
+	Yes bool `short:"y" help:"Delete without asking, for scripts."`
 }
 
 // ask returns nil if what the command deletes may go.

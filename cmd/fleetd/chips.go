@@ -21,7 +21,7 @@ const (
 )
 
 type chipsCmd struct {
-	Import chipsImportCmd `cmd:"" help:"Import serial numbers and chip keys; the hardware then admits itself."`
+	Import chipsImportCmd `cmd:"" help:"Import serial numbers and chip keys; devices that prove them are then admitted without approval."`
 	List   chipsListCmd   `cmd:"" default:"withargs" help:"List the serial numbers and the devices that they prove; chip keys are never shown (the default)."`
 	Remove chipsRemoveCmd `cmd:"" help:"Remove the chip key of a serial number. Its device stays a member."`
 }

@@ -66,12 +66,12 @@ type commands struct {
 	Changes     changesCmd     `cmd:"" help:"Show the change log: who changed what, and when."`
 	Photos      photosCmd      `cmd:"" help:"List, download or delete photos."`
 	Console     consoleCmd     `cmd:"" help:"Open the web console with a one-time link."`
-	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
+	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Serve MCP on standard input and output, for LLM hosts that start a command."`
 	Keys        keysCmd        `cmd:"" help:"Create, list, show or revoke API keys."`
 	Secret      secretCmd      `cmd:"" help:"Rotate the fleet's secret, or the admin token."`
-	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys; a device that signs with one is admitted without a code."`
+	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys; a device that proves to have one is admitted without approval."`
 	Policy      policyCmd      `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
-	Audit       auditCmd       `cmd:"" help:"Show who did what, export it, or look for gaps in it."`
+	Audit       auditCmd       `cmd:"" help:"Show, export or verify the audit: who did what, and when."`
 	Nodes       nodesCmd       `cmd:"" help:"List the nodes."`
 	LogLevel    logLevelCmd    `cmd:"" help:"Show or set how much a node logs."`
 	Firmware    firmwareCmd    `cmd:"" help:"Show what firmware files are, and whether devices can run them."`
@@ -98,7 +98,7 @@ type jsonFlags struct {
 
 // listFlags are the flags of a command that prints a list.
 type listFlags struct {
-	Limit int `help:"Print the first N alone." placeholder:"N"`
+	Limit int `help:"Print only the first N." placeholder:"N"`
 	jsonFlags
 }
 

@@ -35,7 +35,7 @@ type devicesCmd struct {
 }
 
 type devicesListCmd struct {
-	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as 'room=lab,firmware<2.4'."`
+	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as 'room=lab,firmware<2.4'; a word alone selects the devices with that label."`
 	Sort      string `help:"Order: id, name, last_seen or offline_since. last_seen and offline_since list only devices that are offline." default:"id" enum:"id,name,last_seen,offline_since"`
 	State     string `help:"Only devices that are online, offline, pending or contested." placeholder:"STATE" values:"online,offline,pending,contested"`
 	Transport string `help:"Only devices on this transport." placeholder:"NAME" values:"mqtt,websocket"`
@@ -45,8 +45,8 @@ type devicesListCmd struct {
 	Search    string `help:"Only devices with this text in their name, id or board." placeholder:"TEXT"`
 	JSON      bool   `name:"json" help:"Print the server's JSON, one device per line." xor:"format"`
 	CSV       bool   `name:"csv" help:"Print CSV with a header." xor:"format"`
-	Limit     int    `help:"Print the first N alone." placeholder:"N"`
-	Watch     bool   `help:"Print again whenever something changes."`
+	Limit     int    `help:"Print only the first N." placeholder:"N"`
+	Watch     bool   `help:"Print the list again whenever it changes."`
 	clientFlags
 }
 
@@ -113,7 +113,10 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 		return writeSheet(out, first(c.Devices(ctx, filter), d.Limit))
 	}
 	none := "no device matches"
-	if len(filter) == 0 {
+	switch {
+	case d.Select != "" && !isSelection(d.Select):
+		none = fmt.Sprintf("no device has the label %s; `fleetd devices show %[1]s` shows one device", cleantext.Line(d.Select))
+	case len(filter) == 0:
 		none = "no devices yet; `fleetd doctor` shows the OTA URL to type into one"
 	}
 	head := []string{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}

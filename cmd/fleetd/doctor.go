@@ -36,7 +36,7 @@ const (
 )
 
 type doctorCmd struct {
-	MAC       string `name:"mac" help:"Device to ask for; without it, one that does not exist." placeholder:"MAC"`
+	MAC       string `name:"mac" help:"Show the reply to this device; without it, the reply to an unknown one." placeholder:"MAC"`
 	jsonFlags `set:"per=, without the checks made here"`
 	// Secrets prints what a device logs in with.
 	Secrets bool `help:"Print the device's password and token, too."`

@@ -16,9 +16,9 @@ type editCmd struct {
 	Target    string   `arg:"" name:"device|select" help:"Device id, or a selection such as room=lab. A single word is a device id; room=* selects all devices with the label room."`
 	Labels    []string `arg:"" optional:"" name:"label" help:"KEY=VALUE sets a label, KEY- removes it; the others stay."`
 	Name      *string  `help:"Name of the one device; empty removes it." placeholder:"NAME"`
-	Transport *string  `help:"What it is offered at its next boot: mqtt, websocket, or empty for the node's default." placeholder:"NAME" values:"mqtt,websocket"`
+	Transport *string  `help:"Transport to offer the device at its next boot: mqtt, websocket, or empty for the node's default." placeholder:"NAME" values:"mqtt,websocket"`
 	IfMatch   int64    `help:"Change the device only if it is still at this revision, which devices show prints." placeholder:"REVISION"`
-	Yes       bool     `short:"y" help:"Change the devices of a selection without a question."`
+	Yes       bool     `short:"y" help:"Change the devices of a selection without asking."`
 	jsonFlags
 }
 
@@ -102,7 +102,7 @@ func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Clie
 		if err != nil {
 			return err
 		}
-		if counts.Total == 0 {
+		if counts.Total == 0 && !cmd.JSON {
 			_, err := fmt.Fprintln(a.stdout, "no device matches; nothing was changed")
 			return err
 		}

@@ -38,7 +38,7 @@ type explainCmd struct {
 	Target  string `arg:"" optional:"" name:"device|call" help:"Id or name of a device, or the id of a call."`
 	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
 	Select  string `help:"With --offline: only these devices, such as room=lab." placeholder:"SELECT"`
-	Unknown bool   `name:"strangers" help:"OTA checks and connections of devices that are not of this fleet." xor:"what"`
+	Unknown bool   `name:"strangers" help:"OTA checks and connections of devices that do not belong to this fleet." xor:"what"`
 	jsonFlags
 }
 
@@ -205,6 +205,10 @@ func (cmd *explainCmd) offline(ctx context.Context, a *app, c *apiclient.Client)
 }
 
 func printGroups(a *app, groups map[string]*causeGroup) error {
+	if len(groups) == 0 {
+		_, err := fmt.Fprintln(a.stdout, "no offline devices")
+		return err
+	}
 	rows := [][]string{{"CAUSE", "DEVICES", "WHICH", "WHAT TO DO"}}
 	for _, g := range slices.SortedFunc(maps.Values(groups), func(x, y *causeGroup) int {
 		return cmp.Or(cmp.Compare(y.count, x.count), strings.Compare(x.Cause, y.Cause))
@@ -225,7 +229,7 @@ func printGroups(a *app, groups map[string]*causeGroup) error {
 type logCmd struct {
 	Device string `device:"name" arg:"" help:"Id or name of the device."`
 	Kind   string `help:"Only entries of this kind, such as closed or call." placeholder:"KIND"`
-	Before string `help:"Only entries before this time: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
+	Before string `help:"Only entries before then: a duration before now such as 1h, a date or a time." placeholder:"1h|TIME"`
 	Cursor string `help:"Show the page after this one: the next_cursor that --json printed." placeholder:"CURSOR"`
 	Limit  int    `default:"50" help:"Maximum number of entries, up to 1000."`
 	jsonFlags
@@ -233,7 +237,11 @@ type logCmd struct {
 
 // Run prints the log of a device, newest entry first.
 func (cmd *logCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	query := apiclient.Query{"kind": cmd.Kind, "before": cmd.Before, "cursor": cmd.Cursor, "limit": strconv.Itoa(cmd.Limit)}
+	before, err := timeParameter("--before", cmd.Before, a.now())
+	if err != nil {
+		return err
+	}
+	query := apiclient.Query{"kind": cmd.Kind, "before": before, "cursor": cmd.Cursor, "limit": strconv.Itoa(cmd.Limit)}
 	return printLog(ctx, a, c, cmd.JSON, false, query, "devices", cmd.Device, "log")
 }
 
@@ -266,7 +274,9 @@ func logTable(a *app, r api.Log, devices bool) error {
 		}
 		rows = append(rows, row)
 	}
-	if err := a.table(a.stdout, "", rows); err != nil {
+	if len(r.Items) == 0 {
+		fmt.Fprintln(a.stdout, "no entries")
+	} else if err := a.table(a.stdout, "", rows); err != nil {
 		return err
 	}
 	return printReach(a, r.Reach, r.Missing)

@@ -41,17 +41,19 @@ func offlinePage(next string, counts ...any) string {
 // The exit status is for scripts: whether something is wrong. The text is for people: what it is.
 func TestExplain(t *testing.T) {
 	f := newAPI(t, map[string]string{
-		"GET /v1/devices/a/explain":                     why("a", "online", "well", true),
-		"GET /v1/devices/b/explain":                     why("b", "offline", "gone", false),
-		"GET /v1/devices/c/explain":                     why("c", "offline", "unknown", false),
-		"GET /v1/calls/abcdefghij234567/explain":        why("b", "device_timeout", "answered_late", false),
-		"GET /v1/explain?limit=1000":                    offlinePage("p1", "gone", 1000, "dead", 3, "unknown", 0),
-		"GET /v1/explain?cursor=p1&limit=1000":          offlinePage("p2"),
-		"GET /v1/explain?cursor=p2&limit=1000":          offlinePage("", "normal", 4000, "gone", 2),
-		"GET /v1/explain?limit=1000&select=room%3Dlab":  offlinePage("", "normal", 2),
-		"GET /v1/explain?limit=1000&select=room%3Dhall": offlinePage("", "normal", 2, "unknown", 1, "gone", 1),
-		"GET /v1/refusals?limit=1000":                   `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"connect.refused","device":"x","cause":"unknown_device","count":3}],"reach":[],"missing":[]}`,
-		"GET /v1/devices/b/log?kind=call&limit=7":       `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"call","device":"b","cause":"ok","count":1,"call":"c1","tool":"self.light.set","duration_ms":1500}],"reach":[],"missing":["b"]}`,
+		"GET /v1/devices/a/explain":                                      why("a", "online", "well", true),
+		"GET /v1/devices/b/explain":                                      why("b", "offline", "gone", false),
+		"GET /v1/devices/c/explain":                                      why("c", "offline", "unknown", false),
+		"GET /v1/calls/abcdefghij234567/explain":                         why("b", "device_timeout", "answered_late", false),
+		"GET /v1/explain?limit=1000":                                     offlinePage("p1", "gone", 1000, "dead", 3, "unknown", 0),
+		"GET /v1/explain?cursor=p1&limit=1000":                           offlinePage("p2"),
+		"GET /v1/explain?cursor=p2&limit=1000":                           offlinePage("", "normal", 4000, "gone", 2),
+		"GET /v1/explain?limit=1000&select=room%3Dlab":                   offlinePage("", "normal", 2),
+		"GET /v1/explain?limit=1000&select=room%3Dhall":                  offlinePage("", "normal", 2, "unknown", 1, "gone", 1),
+		"GET /v1/explain?limit=1000&select=room%3Dcellar":                offlinePage(""),
+		"GET /v1/devices/b/log?before=2026-01-01T00%3A00%3A00Z&limit=50": `{"items":[],"reach":[],"missing":[]}`,
+		"GET /v1/refusals?limit=1000":                                    `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"connect.refused","device":"x","cause":"unknown_device","count":3}],"reach":[],"missing":[]}`,
+		"GET /v1/devices/b/log?kind=call&limit=7":                        `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"call","device":"b","cause":"ok","count":1,"call":"c1","tool":"self.light.set","duration_ms":1500}],"reach":[],"missing":["b"]}`,
 	})
 	f.run("explain", "b").is(t, 3, strings.Join([]string{
 		"Device b is offline: gone (not certain, but the best fit)",
@@ -86,6 +88,8 @@ func TestExplain(t *testing.T) {
 	if got := f.run("explain", "--offline", "--select", "room=hall", "--json"); got.code != 4 || strings.Count(got.stdout, "\n") != 1 || !strings.Contains(got.stdout, `"explained":4`) {
 		t.Errorf("one is unknown: %+v", got)
 	}
+	f.run("explain", "--offline", "--select", "room=cellar").is(t, exitOK, "no offline devices\nc did not answer: its records are missing\n", "")
+	f.run("log", "b", "--before", "2026-01-01").is(t, exitOK, "no entries\n", "")
 	f.run("explain", "--strangers").is(t, exitOK, "TIME                  NODE  DEVICE  KIND             CAUSE           DETAIL\n2026-08-01T11:00:00Z  a     x       connect.refused  unknown_device  3 times\n", "")
 	f.run("log", "b", "--kind", "call", "--limit", "7").is(t, exitOK,
 		"TIME                  NODE  KIND  CAUSE  DETAIL\n2026-08-01T11:00:00Z  a     call  ok     self.light.set c1 1.5s\nb did not answer: its records are missing\n", "")

@@ -19,24 +19,24 @@ import (
 
 // jobFlags are those of every command that starts a job.
 type jobFlags struct {
-	At          string `help:"Not before: a duration ahead, a date, or a time." placeholder:"2h|TIME"`
+	At          string `help:"Start no earlier than this: a duration from now, a date or a time." placeholder:"2h|TIME"`
 	Cron        string `help:"Repeat: minute hour day month weekday, such as '0 7 * * 1-5'." placeholder:"CRON"`
 	Timezone    string `help:"Timezone of --cron and --window; without it the nodes' --timezone, or UTC if that is empty." placeholder:"Europe/Berlin"`
 	Until       string `help:"When tasks that have not begun expire (default: 24h); with --cron or --follow, the end of the job." placeholder:"24h|TIME"`
 	Window      string `help:"Begin only inside a window: its cron expression, a slash, how long it is open, such as '0 2 * * */3h'." placeholder:"CRON/DURATION"`
-	Rate        string `help:"How many devices begin: 20/s, 30/m, 100/h or unlimited (default 20/s)." placeholder:"30/m"`
-	Concurrency int    `help:"How many devices at once (default 32, or the number of --stop if that is less)." placeholder:"N"`
-	Stages      string `help:"Go on in stages of so many successes in all, each with a pause after it or :hold, such as 1:30m,5%:2h,100%." placeholder:"LIST"`
-	Stop        string `help:"Halt after so many failures, or at a share of them, such as 2 or 5%." placeholder:"N|SHARE"`
-	Retry       string `help:"Repeat failed tasks so often, with an optional pause, such as 2 or 2:10m." placeholder:"N[:PAUSE]"`
-	Follow      bool   `help:"Devices that come to match later get a task, too."`
-	Repeatable  bool   `help:"The action may run twice without harm: unknown outcomes are repeated, too."`
-	Busy        string `help:"While a conversation is open: wait or skip." placeholder:"wait|skip" values:"wait,skip"`
+	Rate        string `help:"How many devices begin in a second, minute or hour: 20/s, 30/m, 100/h or unlimited (default 20/s)." placeholder:"30/m"`
+	Concurrency int    `help:"How many devices run at once (default 32, or the number of --stop if that is less)." placeholder:"N"`
+	Stages      string `help:"Stages: the total of successes at which each ends, then a pause, or hold to wait for jobs advance, such as 1:30m,5%:hold,100%." placeholder:"LIST"`
+	Stop        string `help:"Halt the job after this number or share of failures, such as 2 or 5%." placeholder:"N|SHARE"`
+	Retry       string `help:"Repeat a failed task this many times, with an optional pause before each, such as 2 or 2:10m." placeholder:"N[:PAUSE]"`
+	Follow      bool   `help:"Also run on devices that match the selection only later."`
+	Repeatable  bool   `help:"The action may run twice without harm: with --retry, tasks with an unknown outcome are repeated, too."`
+	Busy        string `help:"What to do with a device in a conversation: wait or skip it." placeholder:"wait|skip" values:"wait,skip"`
 	Note        string `help:"A note, for people." placeholder:"TEXT"`
-	Key         string `help:"Idempotency key: the same command again starts nothing." placeholder:"TEXT"`
-	DryRun      bool   `help:"Show what it would do; start nothing."`
+	Key         string `help:"Idempotency key: the same command again starts no second job." placeholder:"TEXT"`
+	DryRun      bool   `help:"Show what the job would do, and start nothing."`
 	Watch       bool   `help:"Follow the job until it ends."`
-	Yes         bool   `short:"y" help:"Start it without a question."`
+	Yes         bool   `short:"y" help:"Start the job without asking."`
 	jsonFlags   `embed:""`
 }
 
@@ -216,7 +216,7 @@ func (cmd *jobsMessageCmd) Run(ctx context.Context, a *app) error {
 
 type restartCmd struct {
 	Select string `arg:"" name:"select|device" help:"Selection such as room=lab, or a device id. device=* selects all."`
-	Now    bool   `help:"Also in the middle of a conversation."`
+	Now    bool   `help:"Restart at once, also in the middle of a conversation."`
 	jobFlags
 }
 

@@ -51,7 +51,11 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	head := []string{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}
-	return printList(ctx, a, out, c, cmd.listFlags, head, "no jobs; `fleetd jobs run SELECT TOOL` starts one", func(j api.Job) []string {
+	none := "no job matches"
+	if cmd.State == "" && cmd.Device == "" {
+		none = "no jobs yet; `fleetd jobs run SELECT TOOL` starts one"
+	}
+	return printList(ctx, a, out, c, cmd.listFlags, head, none, func(j api.Job) []string {
 		n := j.Counts
 		return []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
 			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), timeCell(j.CreatedAt), j.CreatedBy}
@@ -274,7 +278,7 @@ func (cmd *jobsAdvanceCmd) Run(ctx context.Context, a *app, c *apiclient.Client)
 type jobsReportCmd struct {
 	Job    string `arg:"" help:"Id of the job, or last: the newest one."`
 	Format string `help:"csv (the default) or ndjson." values:"csv,ndjson" default:"csv" placeholder:"FORMAT"`
-	Output string `short:"o" help:"File to write; standard output without it." placeholder:"FILE"`
+	Output string `short:"o" help:"File to write; without it, standard output." placeholder:"FILE"`
 	clientFlags
 }
 
@@ -305,7 +309,7 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error
 		if cmd.Cancel, err = jobID(ctx, c, cmd.Cancel); err != nil {
 			return err
 		}
-		if err := c.Do(ctx, http.MethodPost, nil, "devices", cmd.Device, "tasks", cmd.Cancel, "cancel"); err != nil {
+		if err := c.Do(ctx, http.MethodPost, nil, "devices", cmd.Device, "tasks", cmd.Cancel, "cancel"); err != nil || cmd.JSON { // the server answers without content
 			return err
 		}
 		_, err = fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, cleantext.Line(cmd.Device))

@@ -28,13 +28,14 @@ func TestJobs(t *testing.T) {
 		"JOB                   STATE    ACTION              DEVICES   DONE    OK  FAILED  UNKNOWN  REFUSED  EXPIRED  CREATED               BY",
 		"06q0000000abcdefghjk  running  call self.lamp.set  room=lab  1 of 3  1   0       0        0        0        2026-08-01T12:00:00Z  admin token",
 		""}, "\n"), "")
-	f.run("jobs", "--state", "paused").is(t, exitOK, "no jobs; `fleetd jobs run SELECT TOOL` starts one\n", "")
+	f.run("jobs", "--state", "paused").is(t, exitOK, "no job matches\n", "")
 	f.run("jobs", "pause", "06q0000000abcdefghjk", "--reason", "lunch").is(t, exitOK, "job 06q0000000abcdefghjk is paused (lunch); 1 of 3 done, 1 running, 1 ok\n", "")
 	f.run("jobs", "retry", "06q0000000abcdefghjk", "--outcome", "failed,unknown")
 	f.run("jobs", "report", "06q0000000abcdefghjk").is(t, exitOK, "device,round\n", "")
 	f.run("jobs", "report", "last").is(t, exitOK, "device,round\n", "")
 	f.run("queue", "a").is(t, exitOK, "JOB                   STATE    WAITS FOR  DUE  ATTEMPT  ACTION\n06q0000000abcdefghjk  waiting  offline         0        call self.lamp.set\n", "")
 	f.run("queue", "a", "--cancel", "06q0000000abcdefghjk").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
+	f.run("queue", "a", "--cancel", "last", "--json").is(t, exitOK, "", "")
 	f.run("queue", "a", "--cancel", "last").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
 	f.run("call", "a", "self.reboot", "--later", "24h").is(t, exitOK, "a is not connected; job 06q0000000abcdefghjk calls it when it is back: `fleetd jobs 06q0000000abcdefghjk`\n", "")
 	f.run("call", "a", "self.reboot", "--key", "x").is(t, exitFailed, "", "fleetd: --key needs --later: a call that is made at once is never made again\n")

@@ -15,14 +15,14 @@ import (
 )
 
 type keysCmd struct {
-	Create keysCreateCmd `cmd:"" help:"Make an API key and print its token, which is shown this once."`
+	Create keysCreateCmd `cmd:"" help:"Create an API key and print its token, which is shown only once."`
 	List   keysListCmd   `cmd:"" default:"withargs" help:"List the API keys (the default)."`
 	Show   keysShowCmd   `cmd:"" help:"Show one API key, or the one that this command uses."`
 	Revoke keysRevokeCmd `cmd:"" help:"End an API key, at once and on all nodes."`
 }
 
 type keysCreateCmd struct {
-	Name    string   `required:"" help:"What the key is called in refusals and in the audit." placeholder:"NAME"`
+	Name    string   `required:"" help:"Name of the key in refusals and in the audit." placeholder:"NAME"`
 	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, jobs:read, jobs, webhooks, audio, broker, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,jobs:read,jobs,webhooks,audio,broker,admin"`
 	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
 	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
@@ -57,6 +57,18 @@ func (cmd *keysCreateCmd) Run(ctx context.Context, a *app, c *apiclient.Client) 
 	fmt.Fprintf(a.stderr, "fleetd: key %s (%s) %s; its token is not shown again\n", cleantext.Line(k.ID), cleantext.Line(k.Name), ends)
 	_, err = fmt.Fprintln(a.stdout, cleantext.Line(k.Token))
 	return err
+}
+
+// timeParameter returns the time before now that a flag names, as the API takes it; empty without one.
+func timeParameter(flag, text string, now time.Time) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	at, err := moment(text, now, -1)
+	if err != nil {
+		return "", failed("%s %w", flag, err)
+	}
+	return at.UTC().Format(time.RFC3339Nano), nil
 }
 
 // moment reads a time: a duration ahead of now or, with sign -1, before it; a date; or RFC 3339. The error completes

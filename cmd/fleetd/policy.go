@@ -137,11 +137,11 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 }
 
 type policyExplainCmd struct {
-	Key    string   `arg:"" help:"Id or name of an API key; or admin, open, voice, gateway."`
+	Key    string   `arg:"" help:"Id or name of an API key; or admin (the admin token), open (no authentication), voice or gateway."`
 	Device string   `device:"name" arg:"" help:"Id or name of the device."`
 	Tool   string   `arg:"" help:"Name of the tool."`
 	Values []string `arg:"" optional:"" name:"key=value" help:"Arguments; key:=JSON passes JSON as it is."`
-	Via    string   `help:"The way in: rest, raw, nats, gateway, voice, mcp or job." default:"rest" placeholder:"WAY"`
+	Via    string   `help:"How the call arrives: rest, raw, nats, gateway, voice, mcp or job." default:"rest" placeholder:"WAY"`
 	jsonFlags
 }
 

@@ -16,6 +16,7 @@ func TestDevicesSelect(t *testing.T) {
 	f := newAPI(t, map[string]string{
 		"GET /v1/devices?limit=1000&select=room%3Dlab&sort=offline_since": `{"items":[{"id":"a","state":"offline","offline_reason":"timeout","mcp":{"state":"unknown"}}],"next_cursor":""}`,
 		"GET /v1/devices?limit=1000&select=room%3D":                       `{"status":400,"code":"bad_request","detail":"select: position 5: expected a value"}`,
+		"GET /v1/devices?limit=1000&select=lab":                           `{"items":[],"next_cursor":""}`,
 		"GET /v1/devices?limit=1000": `{"items":[{"id":"a","name":"=1+1","state":"offline","offline_reason":"timeout","offline_since":"2026-08-01T11:00:00Z","node":"n","board":"@b, c","firmware":"2.4.2",
 			"mcp":{"tools":7,"catalog_state":"stale"},"labels":{"room":"lab","floor":"1"},"first_seen":"2026-08-01T00:00:00Z","last_seen":"2026-08-01T11:00:00Z"}],"next_cursor":""}`,
 	})
@@ -23,6 +24,7 @@ func TestDevicesSelect(t *testing.T) {
 	f.run("devices", "room=lab", "--sort", "offline_since").is(t, exitOK,
 		"ID  NAME  STATE              TRANSPORT  BOARD  FIRMWARE  TOOLS    LAST SEEN\n"+
 			"a   -     offline (timeout)  -          -      -         unknown  -\n", "")
+	f.run("devices", "lab").is(t, exitOK, "no device has the label lab; `fleetd devices show lab` shows one device\n", "")
 	f.run("devices", "room=").is(t, exitFailed, "", "fleetd: <select>: position 5: expected a value (bad_request)\n")
 	f.run("devices", "--csv").is(t, exitOK, "id,name,state,offline_reason,offline_since,transport,node,board,firmware,tools,catalog_state,first_seen,last_seen,labels\n"+
 		`a,'=1+1,offline,timeout,2026-08-01T11:00:00Z,,n,"'@b, c",2.4.2,7,stale,2026-08-01T00:00:00Z,2026-08-01T11:00:00Z,"floor=1,room=lab"`+"\n", "")
@@ -125,14 +127,16 @@ func TestEditDevice(t *testing.T) {
 func TestEditSelection(t *testing.T) {
 	const patch = `PATCH /v1/devices?select=room%3Dlab {"labels":{"floor":null,"room":"hall"}}`
 	f := newAPI(t, map[string]string{
-		"GET /v1/fleet?select=room%3Dlab":     `{"total":3}`,
-		"GET /v1/fleet?select=room%3Dcellar":  `{"total":0}`,
-		"GET /v1/fleet?select=device%3Da":     `{"total":1}`,
-		"PATCH /v1/devices?select=room%3Dlab": `{"matched":3,"changed":2}`,
-		"PATCH /v1/devices?select=device%3Da": `{"matched":1,"changed":1}`,
+		"GET /v1/fleet?select=room%3Dlab":        `{"total":3}`,
+		"GET /v1/fleet?select=room%3Dcellar":     `{"total":0}`,
+		"GET /v1/fleet?select=device%3Da":        `{"total":1}`,
+		"PATCH /v1/devices?select=room%3Dlab":    `{"matched":3,"changed":2}`,
+		"PATCH /v1/devices?select=room%3Dcellar": `{"matched":0,"changed":0}`,
+		"PATCH /v1/devices?select=device%3Da":    `{"matched":1,"changed":1}`,
 	})
 	f.run("devices", "edit", "room=lab", "room=hall", "floor-").is(t, exitRefused, "", "fleetd: 3 devices match; nothing was changed: add --yes to change them\n")
 	f.run("devices", "edit", "room=cellar", "room=hall").is(t, exitOK, "no device matches; nothing was changed\n", "")
+	f.run("devices", "edit", "room=cellar", "room=hall", "--json").is(t, exitOK, "{\n  \"matched\": 0,\n  \"changed\": 0\n}\n", "")
 	f.run("devices", "edit", "device=a", "--transport", "mqtt").is(t, exitOK, "1 of 1 device changed; the transport applies at the next boot\n", "")
 	before := len(f.requests())
 	f.run("devices", "edit", "room=lab", "room=hall", "floor-", "--yes").is(t, exitOK, "2 of 3 devices changed\n", "")

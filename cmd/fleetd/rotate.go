@@ -14,7 +14,7 @@ import (
 type rotateCmd struct {
 	Device string        `device:"name" arg:"" optional:"" help:"Id or name of the device; none with --all."`
 	All    bool          `help:"Rotate the credentials of all devices."`
-	Grace  time.Duration `help:"How long the old credentials stay valid for devices that have not restarted since the rotation, 1m to 8760h." default:"720h"`
+	Grace  time.Duration `help:"How long the old credentials stay valid for devices that have not restarted since the rotation, 1m to 365d." default:"30d"`
 	jsonFlags
 }
 

@@ -16,9 +16,9 @@ type secretCmd struct {
 }
 
 type secretRotateCmd struct {
-	AdminOnly bool          `help:"Only the admin token, which ends at once on all nodes."`
-	Grace     time.Duration `help:"How long devices that did not boot since keep their credentials, 1m to 365d." default:"30d"`
-	Yes       bool          `help:"Do not ask."`
+	AdminOnly bool          `help:"Replace only the admin token; the old one ends at once on all nodes."`
+	Grace     time.Duration `help:"How long the old credentials stay valid for devices that have not restarted since the rotation, 1m to 365d." default:"30d"`
+	Yes       bool          `short:"y" help:"Rotate without asking, for scripts."`
 	jsonFlags `set:"json=the server's answer, with the new admin token, as JSON"`
 }
 

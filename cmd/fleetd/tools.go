@@ -16,7 +16,7 @@ import (
 
 type toolsCmd struct {
 	Device string `device:"name" arg:"" help:"Id or name of the device."`
-	User   bool   `help:"Also list the tools that the device keeps for its user."`
+	User   bool   `help:"Also list the tools that are only for the user of the device, not for language models."`
 	jsonFlags
 }
 

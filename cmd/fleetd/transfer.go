@@ -117,9 +117,9 @@ func printImport(w io.Writer, r api.ImportReport) error {
 
 type exportCmd struct {
 	Select  string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
-	Output  string `short:"o" help:"File to write, which is replaced when all is there; without it, standard output." placeholder:"FILE"`
+	Output  string `short:"o" help:"File to write; one that exists is replaced only by a complete export. Without it, standard output." placeholder:"FILE"`
 	Secrets bool   `help:"Include the Client-Ids of the devices, by which they get their credentials; needs an admin token or key."`
-	Format  string `help:"csv or ndjson; without it, as the file is called, else csv." placeholder:"csv|ndjson" values:"csv,ndjson"`
+	Format  string `help:"csv or ndjson; without it, by the ending of the file, else csv." placeholder:"csv|ndjson" values:"csv,ndjson"`
 	clientFlags
 }
 
@@ -170,7 +170,7 @@ func writeFile(name string, write func(io.Writer) (int64, error)) (size int64, e
 	}
 	temp, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*") // mode 0600
 	if err != nil {
-		return 0, failed("%w", err)
+		return 0, failed("write %s: %w", name, errors.Unwrap(err)) // without the name of the temporary file
 	}
 	size, err = write(temp)
 	if err == nil {

@@ -14,10 +14,10 @@ import (
 
 type webhooksCmd struct {
 	List   webhooksListCmd   `cmd:"" default:"withargs" help:"List the webhooks (the default)."`
-	Create webhooksCreateCmd `cmd:"" help:"Create a webhook and print its secret, which is shown this once."`
+	Create webhooksCreateCmd `cmd:"" help:"Create a webhook and print its secret, which is shown only once."`
 	Edit   webhooksEditCmd   `cmd:"" help:"Change a webhook."`
 	Delete webhooksDeleteCmd `cmd:"" help:"Delete a webhook."`
-	Test   webhooksTestCmd   `cmd:"" help:"Deliver a test message."`
+	Test   webhooksTestCmd   `cmd:"" help:"Deliver a test message to the receiver of a webhook."`
 }
 
 type webhooksListCmd struct {
@@ -44,7 +44,7 @@ type webhooksCreateCmd struct {
 	Types      []string `required:"" help:"Types of events, such as offline,online,photo,job.halted." placeholder:"TYPE[,TYPE]"`
 	Select     string   `help:"Only events of devices that this selects by device and labels, such as room=lab." placeholder:"SELECT"`
 	OfflineFor string   `help:"Deliver offline only when a device has been offline for this long." placeholder:"10m"`
-	Secret     string   `help:"whsec_ and base64; without it a new one is made and printed." placeholder:"SECRET"`
+	Secret     string   `help:"Secret of the webhook: whsec_ and base64; without it, a new one is made and printed." placeholder:"SECRET"`
 	jsonFlags
 }
 
