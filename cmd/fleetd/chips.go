@@ -88,7 +88,7 @@ func readChips(stdin io.Reader, name string) ([]api.NewChip, error) {
 
 func readChip(record []string) (api.NewChip, error) {
 	if len(record) < 2 || len(record) > 3 {
-		return api.NewChip{}, fmt.Errorf("has %d fields; it must be serial,key[,device]", len(record))
+		return api.NewChip{}, fmt.Errorf("it must be serial,key[,device], and has %s", count(len(record), "field"))
 	}
 	chip := api.NewChip{Serial: strings.TrimSpace(record[0]), Key: strings.TrimSpace(record[1])}
 	if len(record) == 3 {

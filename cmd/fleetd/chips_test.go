@@ -33,7 +33,7 @@ func TestChips(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                    "fleetd: the file has no chip keys; each line is serial,key[,device]\n",
 		"SN-1," + key + "\nSN-2," + key + "0": "fleetd: line 2: the second field is not a chip key: 64 hex digits, the 32 bytes of eFuse block KEY0\n",
-		"SN-1":                                "fleetd: line 1: has 1 fields; it must be serial,key[,device]\n",
+		"SN-1":                                "fleetd: line 1: it must be serial,key[,device], and has 1 field\n",
 		"\"SN-1," + key:                       "fleetd: line 1 is not CSV: extraneous or missing \" in quoted-field\n",
 	} {
 		write(text)

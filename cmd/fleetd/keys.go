@@ -148,7 +148,7 @@ func findKey(ctx context.Context, c *apiclient.Client, name string) (found apicl
 		}
 	}
 	if found.Value.ID == "" {
-		return found, fmt.Errorf("no API key has the id or name %q", name)
+		return found, fmt.Errorf("no API key has the id or name %q; `fleetd keys` lists them", name)
 	}
 	return found, nil
 }

@@ -30,24 +30,19 @@ func (cmd *nodesCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error
 
 type logLevelCmd struct {
 	Level string `arg:"" optional:"" help:"debug, info, warn or error; without it, the level is shown." values:"debug,info,warn,error"`
-	clientFlags
+	jsonFlags
 }
 
 // Run shows or sets the level of the one node that the command talks to.
 func (cmd *logLevelCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	format, request := "%s\n", apiclient.Request{Path: []string{"log-level"}}
 	if cmd.Level != "" {
-		if err := c.Do(ctx, http.MethodPut, api.LogLevel{Level: cmd.Level}, "log-level"); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintf(a.stdout, "the node logs at %s until it stops\n", cleantext.Line(cmd.Level))
-		return err
+		format, request.Method, request.Body = "the node logs at %s until it stops\n", http.MethodPut, api.LogLevel{Level: cmd.Level}
 	}
-	level, err := apiclient.Get[api.LogLevel](ctx, c, nil, "log-level")
-	if err != nil {
+	return printSent(ctx, a, c, cmd.JSON, func(level api.LogLevel) error {
+		_, err := fmt.Fprintf(a.stdout, format, cleantext.Line(level.Level))
 		return err
-	}
-	_, err = fmt.Fprintln(a.stdout, cleantext.Line(level.Level))
-	return err
+	}, request)
 }
 
 type healthcheckCmd struct {

@@ -25,6 +25,7 @@ func TestNodesAndLogLevel(t *testing.T) {
 	}
 	f.run("log-level").is(t, exitOK, "info\n", "")
 	f.run("log-level", "debug").is(t, exitOK, "the node logs at debug until it stops\n", "")
+	f.run("log-level", "debug", "--json").is(t, exitOK, "{\n  \"level\": \"debug\"\n}\n", "")
 	if asked := f.requests(); asked[len(asked)-1] != `PUT /v1/log-level {"level":"debug"}` {
 		t.Errorf("asked %q", asked)
 	}
@@ -131,7 +132,7 @@ func TestKeysShow(t *testing.T) {
 		"Created  2026-08-01T11:00:00Z (60m ago)\nExpires  2027-01-01T00:00:00Z\n", "")
 	f.run("keys", "show", "aaaaaaaa").is(t, exitOK, "Key      aaaaaaaa\nName     lab\nState    revoked\nScopes   tools:call\nDevices  room=lab\nTools    all\n"+
 		"Created  2026-08-01T10:00:00Z (2h ago)\nExpires  never\nRevoked  2026-08-01T11:00:00Z (60m ago)\n", "")
-	f.run("keys", "show", "nobody").is(t, exitRefused, "", "fleetd: no API key has the id or name \"nobody\"\n")
+	f.run("keys", "show", "nobody").is(t, exitRefused, "", "fleetd: no API key has the id or name \"nobody\"; `fleetd keys` lists them\n")
 }
 
 // A revocation that waits for the database is in force, so it is a success.
