@@ -132,6 +132,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	parser, err := newParser(&commands{Serve: newServeCmd()},
 		kong.Writers(a.stdout, a.stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Help(printHelp),
 		kong.Exit(func(int) { helped = true }),
 	)
 	if err != nil {

@@ -137,6 +137,14 @@ func (o outcome) is(t *testing.T, code int, stdout, stderr string) {
 	}
 }
 
+// The help of a command with a default says where the flags of the default are.
+func TestHelpOfDefault(t *testing.T) {
+	a, stdout, _ := newApp()
+	if code := a.run(t.Context(), []string{"devices", "--help"}); code != exitOK || !strings.Contains(stdout.String(), `Run "fleetd devices list --help" for`) {
+		t.Errorf("status %d: %s", code, stdout)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	cases := []struct {
 		args []string

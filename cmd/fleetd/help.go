@@ -27,6 +27,15 @@ func normalized(args []string) []string {
 	return args
 }
 
+// printHelp also says, for a command with a default, where the flags of the default are.
+func printHelp(options kong.HelpOptions, command *kong.Context) error {
+	err := kong.DefaultHelpPrinter(options, command)
+	if n := command.Selected(); err == nil && n != nil && n.DefaultCmd != nil {
+		_, err = fmt.Fprintf(command.Stdout, "\nRun \"%s --help\" for the arguments and flags of %s alone.\n", n.DefaultCmd.FullPath(), n.FullPath())
+	}
+	return err
+}
+
 // durations makes flags of type time.Duration take days, too.
 func durations() kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
