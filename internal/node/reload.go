@@ -37,7 +37,7 @@ func (r *reloadable) begin(reload func() error, every time.Duration, names ...st
 func (r *reloadable) stamp() (s string) {
 	for _, name := range r.names {
 		if info, err := os.Stat(name); err == nil {
-			s += fmt.Sprintln(name, info.ModTime().UnixNano(), info.Size())
+			s += fmt.Sprintln(name, info.ModTime().Format(time.RFC3339Nano), info.Size())
 		}
 	}
 	return s
