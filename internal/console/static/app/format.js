@@ -53,4 +53,4 @@ export function milliseconds(n) {
 }
 
 // term writes one term of a selector; a value with a delimiter is quoted.
-export const term = (name, value) => `${name}=${/[\s,()="\\*<>!]/.test(value) || value === "" ? `"${value.replace(/["\\*]/g, "\\$&")}"` : value}`;
+export const term = (name, value) => `${name}=${/[\s,()=\x22\\*<>!]/.test(value) || value === "" ? `"${value.replace(/[\x22\\*]/g, "\\$&")}"` : value}`;
