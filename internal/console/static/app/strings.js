@@ -1,5 +1,58 @@
 // Every sentence of the console, so that another language needs one other module. Functions take values.
-import { count, plural } from "./format.js";
+import { count, duration, plural, since } from "./format.js";
+
+// codes has the words for the codes of the API, by kind, where the code itself is not the word. An entry that needs more than its
+// code is a function of the object that has it. Reasons and events are said of a device or a job, whose name comes before them.
+export const codes = {
+  state: { pending: "waiting" },
+  reason: {
+    never_connected: "never connected", gone: "closed the connection", dead: "lost power or network", idle: "stayed silent", superseded: "connected again", slow: "read too slowly", no_hello: "sent no hello",
+    protocol: "violated the protocol", too_large: "sent too large a message", contested: "shared an id with another client", revoked: (n) => `${n > 1 ? "were" : "was"} revoked`, draining: "left a node that stopped",
+    crowded: "came with too many others", flooding: "sent too much", internal: "met an error of fleetd", node_lost: "lost the node", other: "other reasons",
+  },
+  mcp: { unknown: "tools not read yet", listing: "reading tools", ready: "tools ready", none: "no tools", unresponsive: "does not answer", error: "tools failed" },
+  transport: { mqtt: "MQTT", websocket: "WebSocket" },
+  jobReason: {
+    stop: ({ counts, spec }) => `${count(counts.failed + counts.unknown)} of ${plural(counts.total, "device")} failed${spec?.stop ? `, and its rule stops at ${spec.stop.failed || spec.stop.share}` : ""}`,
+    stage_not_passed: ({ stage }) => `too few devices of stage ${stage} succeeded`,
+    confirmation: "a rule now requires a confirmation", key: "the key that created it has ended", restored: "the database is a restored backup", limit: "its key may not have so many open tasks", select: "its selection cannot be read",
+    hold: ({ stage, spec }) => `waits at stage ${stage} of ${spec.stages.length} and needs your go-ahead`,
+  },
+  outcome: { already: "already so" },
+  taskReason: {
+    offline: "not connected", asleep: "asleep", later: "its time has not come", window: "outside of the window", stage: "its stage has not come",
+    pace: "the pace", paused: "the job is paused", halted: "the job is halted", order: "an earlier job of this device",
+    busy: "a conversation or another call", retry: "the next try", database: "the database", node: "its node",
+  },
+  kind: {
+    online: "connected", offline: "disconnected", catalog: "tools changed", photo: "photo", pending: "waits for approval", contested: "id contested",
+    notifications: "notification", task: "task", job: "job",
+  },
+  event: {
+    online: "connected",
+    back: ({ away }) => (away > 1 ? `came back after ${duration(away)}` : "came back"),
+    offline: ({ reason, n }) => word("reason", reason, n),
+    catalog: "changed tools",
+    photo: "took a photo",
+    pending: ({ known }) => (known ? "asked for approval as another client: a copy?" : "asked for approval"),
+    contested: "became contested: two clients use one id",
+    "job.started": ({ created_by: by, counts }) => `was started by ${by} on ${plural(counts?.total, "device")}`,
+    "job.stage": ({ stage }) => `opened stage ${stage}`,
+    "job.paused": "was paused",
+    "job.halted": (job) => `was halted: ${job.counts ? word("jobReason", job.reason, job) : job.reason}`,
+    "job.resumed": "goes on",
+    "job.done": ({ counts }) => `is done: ${count(counts?.ok)} of ${plural(counts?.total, "device")} ok`,
+    "job.cancelled": "was cancelled",
+  },
+  severity: { error: "error", warning: "warning", info: "note" },
+  key: { expired: "ended" },
+};
+
+// word returns the words for a code, or the code itself, which may also come from a newer node or from a person.
+export function word(kind, code, of) {
+  const found = Object.hasOwn(codes[kind] || {}, code) ? codes[kind][code] : String(code ?? "").replaceAll("_", " ");
+  return typeof found === "function" ? found(of) : found;
+}
 
 export const s = {
   loading: "Loading …",
@@ -7,18 +60,18 @@ export const s = {
   close: "Close",
   save: "Save",
   all: "all",
-  none: "none",
-  unknown: "unknown",
   why: "why?",
+  more: "more",
   times: (n) => `×${count(n)}`,
   refresh: "Refresh",
   table: "Table",
   skip: "Skip to the content",
   pages: {
-    overview: "Overview", devices: "Devices", admissions: "Admissions", jobs: "Jobs", events: "Events", audit: "Audit", access: "Access",
+    overview: "Overview", devices: "Devices", admissions: "Admissions", jobs: "Jobs", events: "Events", audit: "Audit", access: "Keys and policy",
     nodes: "Nodes", doctor: "Doctor", stats: "Stats", webhooks: "Webhooks", more: "More",
+    groups: { history: "History", access: "Access", system: "System" },
+    need: "need somebody",
   },
-  states: { online: "online", offline: "offline", pending: "waiting", contested: "contested" },
   stream: {
     live: "live", connecting: "connecting", lost: "not live: reconnecting", off: "paused", forbidden: "not live: the key lacks events:read",
   },
@@ -63,6 +116,9 @@ export const s = {
   command: { title: "As command", copy: "Copy", select: "Select" },
   pager: { label: "Pages", next: "Next page", first: "First page" },
   untrusted: { device: "from the device", all: (n) => `Show all ${count(n)} characters` },
+  search: {
+    hint: "Search by id, name or board",
+  },
   devices: {
     title: "Devices",
     search: "Search by id, name or board",
@@ -85,9 +141,8 @@ export const s = {
     saved: "Saved filters",
     unsave: "Forget these filters",
     tools: (n) => plural(n, "tool"),
-  },
-  mcp: {
-    unknown: "tools not read yet", listing: "reading tools", ready: "tools ready", none: "no tools", unresponsive: "does not answer", error: "tools failed",
+    online: (time) => `for ${time}`,
+    offline: (time, why) => `${time ? `since ${time}, ` : ""}${why}`,
   },
   device: {
     tabs: { "": "Facts", tools: "Tools", timeline: "Timeline", trace: "Trace", catalog: "Tool history", queue: "Queue", access: "Access" },
@@ -225,6 +280,7 @@ export const s = {
     zeroSteps: ["Switch the device on and join its Wi-Fi, Xiaozhi-XXXX.", "Open its page at 192.168.4.1, and under Advanced enter this OTA URL:", "Save. The device appears here."],
     hour: "The last hour",
     boards: "Boards",
+    unseen: "not seen yet",
     firmwares: "Firmware",
   },
   admissions: {
@@ -235,7 +291,7 @@ export const s = {
     codeWrong: "Six digits are needed.",
     waiting: "Waiting",
     none: "No device waits. A device that needs approval speaks its code; it appears here at its next check.",
-    columns: ["Device", "Board", "Firmware", "Since", ""],
+    columns: ["Device", "Board", "Firmware", "Since", "Decide"],
     copy: "looks like a copy",
     refuse: "Refuse",
     strangers: "Refused devices",
@@ -247,19 +303,13 @@ export const s = {
     empty: "No jobs yet. A job does one thing on many devices, at a pace, and stops by itself when too many fail.",
     restored: "A restore halted jobs; resume them.",
     columns: ["Job", "State", "Action", "Devices", "Progress", "Created"],
-    states: {
-      scheduled: "scheduled", preparing: "preparing", running: "running", paused: "paused", halted: "halted", done: "done", cancelled: "cancelled",
-    },
-    outcomes: {
-      waiting: "waiting", running: "running", ok: "ok", failed: "failed", unknown: "unknown", refused: "refused", expired: "expired",
-      cancelled: "cancelled", already: "already so", superseded: "superseded", gone: "gone",
-    },
     progress: (done, total) => `${count(done)} of ${count(total)}`,
     action: "What to do",
     actions: { call: "Call a tool", message: "Show a message", restart: "Restart" },
     which: "On which devices",
     selectHint: "A selection, such as room=lab,board=otto-robot; device=* is all devices that the key may use",
     allDevices: "All devices",
+    chosen: (n) => `${plural(n, "device")} that you chose.`,
     follow: "Also devices that match later",
     how: "When, how fast, and when to stop",
     at: "Start at", cron: "Repeat (cron)", until: "End at",
@@ -286,11 +336,6 @@ export const s = {
     outcome: "Outcome",
     stage: "Stage", round: "Round", by: "Created by", begun: "Begun", ended: "Ended", next: "Next", missed: "Missed beginnings",
     spec: "As written",
-    reasons: {
-      offline: "not connected", asleep: "asleep", later: "its time has not come", window: "outside of the window", stage: "its stage has not come",
-      pace: "the pace", paused: "the job is paused", halted: "the job is halted", order: "an earlier job of this device",
-      busy: "a conversation or another call", retry: "the next try", database: "the database", node: "its node",
-    },
   },
   events: {
     title: "Events",
@@ -298,10 +343,6 @@ export const s = {
     device: "Device",
     omitted: (n) => `${plural(n, "event")} left out: only the newest of each device are shown when there are many.`,
     empty: "No events in the last 15 minutes. They appear here as they happen.",
-    types: {
-      online: "connected", offline: "disconnected", catalog: "tools changed", photo: "photo", pending: "waits for approval", contested: "id contested",
-      notifications: "notification", task: "task", job: "job",
-    },
   },
   audit: {
     title: "Audit",
@@ -315,7 +356,7 @@ export const s = {
     times: (n) => `×${count(n)}`,
   },
   access: {
-    title: "Access",
+    title: "Keys and policy",
     tabs: { "": "Keys", policy: "Policy", explain: "Would it be allowed?" },
     keyColumns: ["Name", "Scopes", "Devices", "Tools", "State", "Ends"],
     create: "New key",
@@ -325,7 +366,6 @@ export const s = {
     revoke: "Revoke",
     revokeAsk: (name) => `The key ${name} ends at once, on all nodes.`,
     inForce: (nodes) => `In force on: ${nodes}. It is recorded when the database is back.`,
-    states: { valid: "valid", expired: "ended", revoked: "revoked" },
     noKeys: "No keys yet.",
     policy: "Policy",
     version: (n) => `Version ${n}`,
@@ -375,7 +415,6 @@ export const s = {
     ota: "OTA URL to enter into a device",
     findings: "Findings",
     none: "Nothing would keep this device from connecting.",
-    severities: { error: "error", warning: "warning", info: "note" },
     reply: "Reply to the device",
     secret: "(not shown)",
   },
@@ -391,7 +430,6 @@ export const s = {
     names: {
       online: "Connected devices", connects: "Connects", closes: "Disconnects by reason", calls: "Calls by outcome", call_p50: "Time of calls", hello_p99: "Time of hello and handshake",
       ota_checks: "OTA checks", events_dropped: "Events dropped, slow readers", memory: "Memory", goroutines: "Goroutines", gc_cycles: "Garbage collections",
-      calls_ok: "Calls that succeeded", calls_bad: "Calls that failed",
       "call_p50!": "half are faster (p50)", "call_p99!": "99 of 100 are faster (p99)", "hello_p99!": "hello p99", "handshake_p99!": "handshake p99", "events_dropped!": "events dropped", "slow_readers!": "slow readers",
     },
   },

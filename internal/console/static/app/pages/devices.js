@@ -1,17 +1,16 @@
 // Which devices are there, and how are they? The server pages, filters and counts; the stream patches rows on screen.
 import { html, useRef, useState } from "../html.js";
 import { download, get, query as encode } from "../api.js";
-import { useData, useEvents, useTick } from "../data.js";
+import { COUNTED, useData, useEvents, useTick } from "../data.js";
 import { age, count, term } from "../format.js";
 import { go, Link, setQuery, to } from "../route.js";
-import { s } from "../strings.js";
+import { s, word } from "../strings.js";
 import { Command, Empty, flag, LabelLink, Loaded, Page, Pager, State } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 
 const FILTERS = ["state", "reason", "board", "firmware", "transport", "node", "label", "q", "select"];
 const FACETS = [["state", "state"], ["reason", "offline_reason"], ["transport", "transport"], ["board", "board"], ["firmware", "firmware"]];
 const SAVED = "fleetd.filters";
-const COUNTED = 11_000; // after this no counts from before a change are reused
 const CHIPS = 8; // values of a facet that are shown, the most frequent first
 
 // selection writes the filters of a URL, without some of them, as one selector.
@@ -83,7 +82,7 @@ const Table = ({ items }) => html`<div class="scroll" tabindex="0" role="region"
     <td><${State} state=${d.state} /> <small>${stateDetail(d)}</small></td>
     <td class="first"><${Link} href=${to(["devices", d.id])}><${Said} text=${d.name || d.id} max=${48} /><//>${d.name && html` <small class="mono">${d.id}</small>`}</td>
     <td>${d.board && html`<${Said} text=${d.board} max=${40} />`}</td><td>${d.firmware && html`<${Said} text=${d.firmware} max=${24} />`}</td><td>${d.transport}</td>
-    <td>${d.mcp.tools ? s.devices.tools(d.mcp.tools) : ""}${d.state === "online" && d.mcp.state !== "ready" && html` <small>${s.mcp[d.mcp.state]}</small>`}</td>
+    <td>${d.mcp.tools ? s.devices.tools(d.mcp.tools) : ""}${d.state === "online" && d.mcp.state !== "ready" && html` <small>${word("mcp", d.mcp.state)}</small>`}</td>
     <td>${d.state === "online" && d.node}</td>
     <td>${Object.entries(d.labels).slice(0, 4).map(([k, v]) => html`<${LabelLink} key=${k} name=${k} value=${v} max=${32} />`)}</td></tr>`)}</tbody></table></div>`;
 
@@ -125,7 +124,7 @@ function Chips({ name, counts, chosen }) {
   if (values.size < (name === "state" ? 1 : 2) && !chosen) return null;
   const shown = [...values].sort((a, b) => b[1] - a[1]).slice(0, CHIPS);
   return html`<div class="chips" role="group" aria-label=${s.devices.facets[name]}><small>${s.devices.facets[name]}</small>${shown.map(([value, n]) => html`<button key=${value} type="button"
-    class="chip" aria-pressed=${value === chosen} onClick=${() => setQuery({ [name]: value === chosen ? "" : value })}><bdi>${line((name === "state" && s.states[value]) || value, 32)}</bdi> <b>${count(n)}</b></button>`)}</div>`;
+    class="chip" aria-pressed=${value === chosen} onClick=${() => setQuery({ [name]: value === chosen ? "" : value })}><bdi>${line(name === "state" ? word("state", value) : value, 32)}</bdi> <b>${count(n)}</b></button>`)}</div>`;
 }
 
 // Saved filters are kept in this browser, by the text of the query.

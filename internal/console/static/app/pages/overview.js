@@ -5,7 +5,7 @@ import { useData, useEvents, useFeed, useTick } from "../data.js";
 import { count, plural, term } from "../format.js";
 import { Spark } from "../plot.js";
 import { Link, to } from "../route.js";
-import { s } from "../strings.js";
+import { s, word } from "../strings.js";
 import { Command, Copyable, Loaded, Page, State } from "../ui.js";
 import { line } from "../untrusted.js";
 import { recent, row, Row } from "./events.js";
@@ -37,10 +37,10 @@ export function Overview({ can, self }) {
       ${f.state.contested > 0 && html`<p class="notice warn"><${Link} href=${to(["devices"], { state: "contested" })}>${s.overview.contested(f.state.contested)}<//></p>`}
       <div class="cards">
         <section class="card"><h2>${s.overview.fleet}</h2><p class="number-big">${count(f.total)}</p><ul class="bars">${["online", "offline", "pending", "contested"].filter((state) => f.state[state]).map((state) => html`<li key=${state}>
-          <${Link} href=${to(["devices"], { state })}><${State} state=${state} /> <b>${count(f.state[state])}</b><meter aria-label=${s.states[state]} min="0" max=${f.total || 1} value=${f.state[state]}></meter><//></li>`)}</ul></section>
+          <${Link} href=${to(["devices"], { state })}><${State} state=${state} /> <b>${count(f.state[state])}</b><meter aria-label=${word("state", state)} min="0" max=${f.total || 1} value=${f.state[state]}></meter><//></li>`)}</ul></section>
         <${Bars} title=${s.overview.offline} counts=${f.offline_reason} facet="reason" extra=${{ state: "offline" }} none=${s.overview.allWell} />
         ${stats.data && html`<${Hour} stats=${stats.data} />`}
-        ${doctor.data && html`<section class="card"><h2>${s.overview.findings}</h2>${doctor.data.findings.filter((x) => x.severity !== "info").length ? html`<ul class="plain">${doctor.data.findings.filter((x) => x.severity !== "info").map((x, i) => html`<li key=${i}><strong>${s.doctor.severities[x.severity] || x.severity}</strong> <code>${x.setting}</code> ${line(x.message, 240)}</li>`)}</ul>
+        ${doctor.data && html`<section class="card"><h2>${s.overview.findings}</h2>${doctor.data.findings.filter((x) => x.severity !== "info").length ? html`<ul class="plain">${doctor.data.findings.filter((x) => x.severity !== "info").map((x, i) => html`<li key=${i}><strong>${word("severity", x.severity)}</strong> <code>${x.setting}</code> ${line(x.message, 240)}</li>`)}</ul>
           <${Link} href=${to(["doctor"])}>${s.pages.doctor}<//>` : html`<p class="faint">${s.overview.noFindings}</p>`}</section>`}
         ${nodes.data && html`<section class="card"><h2>${s.overview.nodes}</h2><ul class="bars">${nodes.data.items.map((n) => html`<li key=${n.name}><${Link} href=${to(["devices"], { node: n.name })}><bdi>${line(n.name, 40)}</bdi> <b>${plural(n.devices, "device")}</b><//></li>`)}</ul></section>`}
         <${Bars} title=${s.overview.boards} counts=${f.board} facet="board" />
@@ -57,7 +57,7 @@ function Bars({ title, counts, facet, extra, none }) {
   if (!values.length && !none) return null;
   const top = values[0]?.[1] || 1;
   return html`<section class="card"><h2>${title}</h2>${values.length ? html`<ul class="bars">${values.slice(0, MOST).map(([value, n]) => html`<li key=${value}>
-    <${Link} href=${to(["devices"], value ? { ...extra, [facet]: value } : { ...extra, select: term(facet, "") })}><bdi>${line(value || s.unknown, 40)}</bdi> <b>${count(n)}</b><meter aria-label=${line(value || s.unknown, 40)} min="0" max=${top} value=${n}></meter><//></li>`)}</ul>` : html`<p class="faint">${none}</p>`}</section>`;
+    <${Link} href=${to(["devices"], value ? { ...extra, [facet]: value } : { ...extra, select: term(facet, "") })}><bdi>${line(value || s.overview.unseen, 40)}</bdi> <b>${count(n)}</b><meter aria-label=${line(value || s.overview.unseen, 40)} min="0" max=${top} value=${n}></meter><//></li>`)}</ul>` : html`<p class="faint">${none}</p>`}</section>`;
 }
 
 function Hour({ stats }) {
