@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 )
 
 // attention is what the overview says that needs somebody, a line each.
@@ -146,4 +147,124 @@ func TestHappenings(t *testing.T) {
 	const rows = "[...document.querySelectorAll('.happened li')].map((e) => e.innerText.replace(/\\s+/g, ' ').replace(/^\\S+ /, ''))"
 	want := []string{"✕ dim at night was halted: the key that created it has ended", "↓ 02:f1:ee:00:01:ff a reason of later why?", "↑ Kitchen lamp connected MQTT", "↑ Kitchen lamp came back after 40 s MQTT", "↓ 12 devices lost power or network"}
 	p.await(fmt.Sprintf(rows+".slice(-5).join('|').trim() === %q", strings.Join(want, "|")))
+}
+
+// top is where an element begins, in pixels.
+func (p *page) top(selector string) int {
+	p.t.Helper()
+	return p.number(fmt.Sprintf("Math.round(document.querySelector(%q).getBoundingClientRect().top)", selector))
+}
+
+// One search takes words and selections, and says how it read them; the counts follow. The table begins in the upper third,
+// has ten devices in view, and no column that says the same in every row; columns sort by a click, and labels filter.
+func TestSearch(t *testing.T) {
+	b := start(t)
+	n := fleet(t, 12, "--profile", "fw-2.4")
+	for i, edit := range []struct{ name, room string }{{"Counter lamp", "hall"}, {"Door lamp", "hall"}, {"Reading lamp", "attic"}, {"Speaker", "hall"}} {
+		if _, err := n.Patch(t.Context(), fmt.Sprintf("02:f1:ee:00:00:%02x", i), api.DeviceEdit{Name: &edit.name, Labels: map[string]*string{"room": &edit.room}}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := b.open(t, n, n.Token(t), "/console/devices")
+	p.emulate(1280, 800, "light")
+	p.await("document.querySelector('[data-test=total]')?.innerText === '12 devices, 12 online'")
+	p.await("document.querySelectorAll('tbody tr').length === 12")
+	if top := p.top("table.devices"); top > 800/3 {
+		t.Errorf("the table begins at %d", top)
+	}
+	if inView := p.number("[...document.querySelectorAll('tbody tr')].filter((e) => e.getBoundingClientRect().bottom <= innerHeight).length"); inView < 10 {
+		t.Errorf("%d devices in view", inView)
+	}
+	if heights := p.eval("[...document.querySelectorAll('tbody tr')].map((e) => e.getBoundingClientRect().height).filter((h) => h < 36 || h > 52)").([]any); len(heights) > 0 {
+		t.Errorf("rows with heights of %v", heights)
+	}
+	p.await("/^(for \\d+ (s|min))$/.test(document.querySelector('tbody tr small:not(.mono)').innerText)")
+	if columns := p.eval("[...document.querySelectorAll('thead th')].slice(1).map((e) => e.innerText).join()"); columns != "Device,State,Labels" {
+		t.Errorf("the columns are %v, although board, firmware, transport, node and tools are the same in all rows", columns)
+	}
+
+	read := func(text, reading string, devices int) {
+		t.Helper()
+		p.fill("input[type=search]", text+"\r")
+		p.await(fmt.Sprintf("document.querySelector('[data-test=total]')?.innerText === %q && document.querySelectorAll('tbody tr').length === %d", reading, devices))
+	}
+	read("lamp room=hall", "2 of 12: lamp in id, name or board, and label room is hall", 2)
+	p.counts("online", 2)
+	p.counts("offline", 0)
+	read("room in (hall, attic) !floor", "4 of 12: label room is hall or attic, and without label floor", 4)
+	read(`"reading lamp" state=online firmware>=1.0`, "1 of 12: reading lamp in id, name or board, and state is online, and firmware from 1.0", 1)
+	p.fill("input[type=search]", "lamp\r")
+	p.await("location.search === '?q=lamp' && document.querySelectorAll('tbody tr').length === 3")
+	p.click("room=attic")
+	p.await("document.querySelector('[data-test=total]')?.innerText === '1 of 12: label room is attic'")
+
+	p.visit("/console/devices?q=lamp")
+	const names = "[...document.querySelectorAll('tbody .first a')].map((e) => e.innerText).join()"
+	sort := func(column, order string) {
+		t.Helper()
+		p.await("!!document.querySelector('thead .sort')")
+		p.run(fmt.Sprintf("[...document.querySelectorAll('thead .sort')].find((e) => e.innerText.startsWith(%q)).click()", column))
+		p.await(names + fmt.Sprintf(" === %q", order))
+	}
+	sort("Labels", "Reading lamp,Counter lamp,Door lamp")
+	sort("Device", "Counter lamp,Door lamp,Reading lamp")
+	sort("Device", "Reading lamp,Door lamp,Counter lamp")
+	p.await("document.querySelector('th[aria-sort]').ariaSort === 'descending'")
+	if lists := p.eval("location.search"); lists != "?q=lamp&sort=-name" {
+		t.Errorf("the address has %v", lists)
+	}
+}
+
+// Check boxes lead to what can be done with devices: their labels, a job.
+func TestChosenDevices(t *testing.T) {
+	b := start(t)
+	n := fleet(t, 3)
+	p := b.open(t, n, n.Token(t), "/console/devices")
+	p.emulate(1280, 800, "light")
+	box := func(device string) {
+		t.Helper()
+		find := fmt.Sprintf("document.querySelector('[data-device=%q] input')", device)
+		p.await("!!" + find)
+		p.eval(find + ".click()")
+	}
+	const second, third = "02:f1:ee:00:00:01", "02:f1:ee:00:00:02"
+	p.await("document.querySelectorAll('tbody tr').length === 3")
+	at := p.top("tbody tr")
+	box(first)
+	box(second)
+	p.shows("2 chosen")
+	if now := p.top("tbody tr"); now != at {
+		t.Errorf("the rows moved from %d to %d under the pointer", at, now)
+	}
+	p.eval("[...document.querySelectorAll('main button')].find((e) => e.textContent === 'Edit labels').focus()")
+	p.press("\r")
+	p.fill("#edit-labels", "room")
+	p.eval("[...document.querySelectorAll('dialog button')].find((e) => e.textContent === 'Save').click()")
+	p.shows("is not of the form name=value")
+	p.fill("#edit-labels", "room=hall")
+	p.eval("[...document.querySelectorAll('dialog button')].find((e) => e.textContent === 'Save').click()")
+	p.shows("2 devices changed.")
+	p.await("document.activeElement.textContent === 'Edit labels'")
+	for d, err := range apiclient.List[api.Device](t.Context(), n.Client, nil, "devices") {
+		if want := map[string]string{first: "hall", second: "hall"}[d.ID]; err != nil || d.Labels["room"] != want {
+			t.Errorf("%s has the labels %v, %v", d.ID, d.Labels, err)
+		}
+	}
+	p.rowSays(second, "room=hall")
+	box(second)
+	box(third)
+	p.click("Restart")
+	p.await("document.querySelector('[data-test=chosen]')?.innerText.startsWith('2 devices that you chose.')")
+	p.await("document.querySelector('input[name=kind]:checked').parentElement.innerText.trim() === 'Restart'")
+	p.run("history.back()")
+	box(first)
+	box(third)
+	p.click("New job")
+	p.await("!!document.querySelector('[data-test=chosen]') && document.activeElement.tagName === 'H1'") // later, it would take the focus away
+	p.fill("#tool", volume)
+	p.fill("#field-0", "30")
+	p.click("Show what it would do")
+	p.click("Start on 2 devices")
+	p.await("location.pathname.match(/jobs\\/[a-z0-9]+$/) && document.querySelector('.head').innerText.includes('done')")
+	p.await("[...document.querySelectorAll('tbody td.first')].map((e) => e.innerText.trim()).sort().join() === '" + first + "," + third + "'")
 }

@@ -130,7 +130,7 @@ func TestKeys(t *testing.T) {
 	if rows := p.number("document.querySelectorAll('tbody tr').length"); rows != 1 {
 		t.Errorf("%d devices for a key that covers one", rows)
 	}
-	p.shows("1 device")
+	p.shows("1 of 1: 02:f1 in id, name or board")
 	if nav := p.eval("document.querySelector('nav.main').innerText"); strings.Contains(nav.(string), "Audit") {
 		t.Error("a page for admins is in the navigation")
 	}

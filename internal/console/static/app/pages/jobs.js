@@ -36,7 +36,7 @@ export function Jobs({ query, can }) {
   const list = useData((signal) => get("/v1/jobs" + encode({ state, cursor, limit: 100 }), signal), [state, cursor], { every: 5000 });
   return html`<${Page} title=${s.jobs.title} lead=${can("jobs") && html`<${Link} class="button" href=${to(["jobs", "new"])}>${s.jobs.new}<//>`} />
     ${list.data?.items.some((j) => j.state === "halted" && j.reason === "restored") && html`<p class="notice warn">${s.jobs.restored}</p>`}
-    <div class="chips" role="group" aria-label=${s.devices.facets.state}>${STATES.map((name) => html`<button type="button" class="chip" key=${name} aria-pressed=${name === state} onClick=${() => setQuery({ state: name === state ? "" : name })}>${word("job", name)}</button>`)}</div>
+    <div class="chips" role="group" aria-label=${s.devices.columns.state}>${STATES.map((name) => html`<button type="button" class="chip" key=${name} aria-pressed=${name === state} onClick=${() => setQuery({ state: name === state ? "" : name })}>${word("job", name)}</button>`)}</div>
     <${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Rows} columns=${s.jobs.columns}>${items.map((job) => html`<tr key=${job.id}>
       <td class="first"><${Link} href=${to(["jobs", job.id])}>${job.spec.note ? html`<bdi>${line(job.spec.note, 60)}</bdi>` : job.id}<//></td><td><${JobState} job=${job} /></td><td><bdi>${line(what(job.spec.action), 100)}</bdi></td><td><bdi>${line(selected(job.spec), 60)}</bdi></td>
       <td><${Progress} counts=${job.counts} /></td><td><${Time} at=${job.created_at} /> <small>${line(job.created_by, 40)}</small></td></tr>`)}<//>` : html`<${Empty}>${s.jobs.empty}<//>`)}<//>
