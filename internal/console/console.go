@@ -51,7 +51,7 @@ const styles = "app.css"
 // with spaces that mean nothing.
 var (
 	styleComment = regexp.MustCompile(`(?s:/\*.*?\*/)|(?m:^ +)`)
-	styleSpace   = regexp.MustCompile(` ?([{};,]) |(:) `)
+	styleSpace   = regexp.MustCompile(`\s*([{};,])\s*|(:) `)
 )
 
 // Placeholders in index.html.
