@@ -1,7 +1,6 @@
 // Plots over time with uPlot, which draws on a canvas and needs neither markup nor inline styles. A plot has a caption
 // with its figures, and a table for people who do not see it.
 import { html, useEffect, useRef } from "./html.js";
-import uPlot from "../vendor/uplot.js";
 import { now } from "./api.js";
 import { bytes, clock, count, milliseconds, utc } from "./format.js";
 import { s } from "./strings.js";
@@ -23,31 +22,35 @@ export function Plot({ title, times, series, unit, marks = [], sync = "fleetd", 
   const box = useRef(null);
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   useEffect(() => {
-    const ink = dark ? "#9dabba" : "#566271", grid = dark ? "#2f3843" : "#d5dae1";
-    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
-    const plot = new uPlot({
-      width: box.current.clientWidth, height: HEIGHT, cursor: { sync: { key: sync }, drag: { x: false, y: false } }, legend: { show: false },
-      tzDate: (t) => (utc.get() ? uPlot.tzDate(new Date(t * 1000), "UTC") : new Date(t * 1000)),
-      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1000).slice(...(times.at(-1) - times[0] > 86_400 ? [5, 10] : [11, 16]))) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (unit || v % 1 === 0 ? figure(v, unit) : "")) }],
-      series: [{}, ...series.map((line_, i) => ({ label: line_.name, stroke: COLOURS[i % COLOURS.length][dark ? 1 : 0], width: 1.5, spanGaps: false, dash: i >= COLOURS.length ? [4, 3] : undefined }))],
-      hooks: { draw: [(u) => {
-        u.ctx.save();
-        u.ctx.strokeStyle = ink;
-        u.ctx.setLineDash([3, 3]);
-        for (const at of marks.filter((m) => m >= times[0] && m <= times.at(-1))) {
-          const x = u.valToPos(at, "x", true);
-          u.ctx.beginPath();
-          u.ctx.moveTo(x, u.bbox.top);
-          u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
-          u.ctx.stroke();
-        }
-        u.ctx.restore();
-      }] },
-    }, [times, ...series.map((line_) => line_.points)], box.current);
-    const sized = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: HEIGHT }));
-    sized.observe(box.current);
-    return () => { sized.disconnect(); plot.destroy(); };
+    let plot, sized, left = false;
+    import("../vendor/uplot.js").then(({ default: uPlot }) => { // with the first plot: no other page needs it
+      if (left) return;
+      const ink = dark ? "#9dabba" : "#566271", grid = dark ? "#2f3843" : "#d5dae1";
+      const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
+      plot = new uPlot({
+        width: box.current.clientWidth, height: HEIGHT, cursor: { sync: { key: sync }, drag: { x: false, y: false } }, legend: { show: false },
+        tzDate: (t) => (utc.get() ? uPlot.tzDate(new Date(t * 1000), "UTC") : new Date(t * 1000)),
+        scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
+        axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1000).slice(...(times.at(-1) - times[0] > 86_400 ? [5, 10] : [11, 16]))) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (unit || v % 1 === 0 ? figure(v, unit) : "")) }],
+        series: [{}, ...series.map((line_, i) => ({ label: line_.name, stroke: COLOURS[i % COLOURS.length][dark ? 1 : 0], width: 1.5, spanGaps: false, dash: i >= COLOURS.length ? [4, 3] : undefined }))],
+        hooks: { draw: [(u) => {
+          u.ctx.save();
+          u.ctx.strokeStyle = ink;
+          u.ctx.setLineDash([3, 3]);
+          for (const at of marks.filter((m) => m >= times[0] && m <= times.at(-1))) {
+            const x = u.valToPos(at, "x", true);
+            u.ctx.beginPath();
+            u.ctx.moveTo(x, u.bbox.top);
+            u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+            u.ctx.stroke();
+          }
+          u.ctx.restore();
+        }] },
+      }, [times, ...series.map((line_) => line_.points)], box.current);
+      sized = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: HEIGHT }));
+      sized.observe(box.current);
+    });
+    return () => { left = true; sized?.disconnect(); plot?.destroy(); };
   }, [times, series, dark]);
   return html`<figure class="plot card"><figcaption><h2>${title}</h2><ul class="legend">${series.map((line_, i) => html`<li key=${i}><svg width="14" height="4" aria-hidden="true"><line x1="0" y1="2" x2="14" y2="2" stroke=${COLOURS[i % COLOURS.length][dark ? 1 : 0]} stroke-width="4" /></svg>
       ${line(line_.name, 40)} <small>${s.stats.now} ${about ? `${s.stats.about} ` : ""}${figure(last(line_.points), unit)}, ${s.stats.max} ${figure(most(line_.points), unit)}</small></li>`)}</ul></figcaption>

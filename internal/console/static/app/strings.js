@@ -195,6 +195,17 @@ export const s = {
     next: "Try",
     silent: (nodes) => `These nodes did not answer, their records are missing: ${nodes}`,
   },
+  controls: {
+    title: "Controls",
+    offline: "They work again when the device is back.",
+    denied: "Your key may not call tools.",
+    read: "Ask the device how it is set",
+    photo: "Take a photo",
+    question: "What do you see?",
+    values: { true: "on", false: "off" },
+    answered: (at, name, value, answer) => `${at}: ${name} ${value}, the device answered ${answer}`,
+    call: "call",
+  },
   tools: {
     search: "Search tools",
     people: "Also tools for people alone",

@@ -8,6 +8,7 @@ import { Link, to } from "../route.js";
 import { s, word } from "../strings.js";
 import { Command, Denied, Facts, Labels, Loaded, Page, Problem, readLabels, standing, State, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
+import { Controls } from "./controls.js";
 import { Tools } from "./tools.js";
 import { Timeline } from "./timeline.js";
 import { Trace } from "./trace.js";
@@ -28,7 +29,7 @@ export function Device({ id, tab, query, self, can }) {
   const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
     <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
   return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
-      <span class="faint">${line(standing(device.data), 100)}</span>`} />
+      <span class="faint">${line(standing(device.data), 100)}</span>${can("jobs") && html`<span class="right">${["message", "restart"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind, devices: id })}>${s.devices[kind]}<//>`)}</span>`}`} />
     ${tabs}
     ${device.error?.status === 404 && can("events:read") && html`<${Explanation} url=${path("v1", "devices", id, "explain")} title=${s.device.explain} />`}
     ${scope && !can(scope) ? html`<${Denied} scope=${scope} />` : html`<${Loaded} from=${device}>${(d) => {
@@ -45,12 +46,13 @@ export function Device({ id, tab, query, self, can }) {
     }}<//>`}`;
 }
 
-function FactsPage({ device: d, reload, can }) {
+function FactsPage({ device: d, reload, self, can }) {
   const f = s.device.facts;
   return html`
     ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
     ${d.pending.map((w) => html`<p class="notice warn" key=${w.client}><${Waiting} device=${d} ...${w} can=${can} done=${reload} /></p>`)}
     ${can("events:read") && html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp.state}`} title=${s.device.explain} quiet=${d.state === "online"} />`}
+    <${Controls} device=${d} self=${self} can=${can} />
     <section class="card"><${Facts} items=${[
       [f.id, html`<code>${d.id}</code>`], [f.name, d.name && html`<${Said} text=${d.name} />`],
       [f.board, d.board && html`<${Said} text=${d.board} />`], [f.firmware, d.firmware && html`<${Said} text=${d.firmware} />`],
