@@ -26,11 +26,17 @@ var (
 // comment is one at the end of a line: what contains a quote may be part of a text.
 var comment = regexp.MustCompile("(?:^| +)// [^\"'`]*$")
 
+// codeSpace is an operator or a brace with spaces that mean nothing but in a text.
+var codeSpace = regexp.MustCompile(` (=>|[!=]==|&&|\|\||\?\?|[=?:+]) |(\{) | (\})`)
+
+// texts is the module that has all texts.
+const texts = "app/strings.js"
+
 // localName finds what an own module declares at its top, or calls an import.
 var localName = regexp.MustCompile(`(?m)^(?:export )?(?:(?:async )?function\*? |const |let |class )(\w+)|\bas (\w+)`)
 
-// bundle joins all modules to one, own ones without indentation and comments: together they compress to two thirds of
-// what they do alone, and a browser needs one request. Each module becomes a function that returns its exports, after
+// bundle joins all modules to one, own ones without indentation, comments and the space around operators: together they
+// compress to two thirds of what they do alone, and a browser needs one request. Each module becomes a function that returns its exports, after
 // those that it imports; a cycle is an error. The exports of own modules are variables of the bundle, so that no module
 // names again what it imports; two modules cannot export the same name.
 type bundle struct {
@@ -84,7 +90,13 @@ func (b *bundle) add(name string) error {
 		}
 		exports = append(exports, exported...)
 		if converted = comment.ReplaceAllString(strings.TrimSpace(converted), ""); converted != "" && !strings.HasPrefix(converted, "//") {
-			body.WriteString(converted + "\n")
+			if name != texts {
+				converted = codeSpace.ReplaceAllString(converted, "$1$2$3")
+			}
+			body.WriteString(converted)
+			if !strings.ContainsAny(converted[len(converted)-1:], "({,;>") || strings.Contains(converted, "//") {
+				body.WriteByte('\n') // elsewhere it means nothing, neither in a script nor in a template of htm
+			}
 		}
 	}
 	for _, export := range exports {
@@ -94,8 +106,8 @@ func (b *bundle) add(name string) error {
 		b.exporter[export] = name
 	}
 	b.exports[name] = exports
-	names := strings.Join(exports, ", ")
-	fmt.Fprintf(&b.own, "const { %s } = (() => {\n%sreturn { %s };\n})();\n", names, body.String(), names)
+	names := strings.Join(exports, ",")
+	fmt.Fprintf(&b.own, "const{%s}=(() => {\n%sreturn{%s}})();\n", names, body.String(), names)
 	return nil
 }
 

@@ -43,6 +43,9 @@ var contentTypes = map[string]string{
 // entry is the module that a page loads; it imports all others, which are joined to it.
 const entry = "app/main.js"
 
+// later is a module that pages load when they need it.
+const later = "vendor/uplot.js"
+
 // styles are the own styles, which are served without comments and without the space that is
 // only for people.
 const styles = "app.css"
@@ -51,7 +54,7 @@ const styles = "app.css"
 // with spaces that mean nothing.
 var (
 	styleComment = regexp.MustCompile(`(?s:/\*.*?\*/)|(?m:^ +)`)
-	styleSpace   = regexp.MustCompile(` ?([{};,]) |(:) `)
+	styleSpace   = regexp.MustCompile(`\s*([{};,])\s*|(:) `)
 )
 
 // Placeholders in index.html.
@@ -107,7 +110,7 @@ func newPages(source fs.FS) (*pages, error) {
 	if err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(content, func(name string, _ []byte) bool { return path.Ext(name) == ".js" }) // they are in the bundle
+	maps.DeleteFunc(content, func(name string, _ []byte) bool { return path.Ext(name) == ".js" && name != later }) // they are in the bundle
 	content[entry] = bundled
 	root := staticRoot + hex.EncodeToString(tree.Sum(nil))[:8]
 	index := content["index.html"]
@@ -125,7 +128,7 @@ func newPages(source fs.FS) (*pages, error) {
 		p.static[root+"/"+name] = precompressed.New(contentType, body)
 	}
 	for _, name := range slices.Sorted(maps.Keys(content)) { // nodes of one version have the same index
-		if path.Ext(name) == ".js" {
+		if path.Ext(name) == ".js" && name != later {
 			fmt.Fprintf(&preload, `<link rel="modulepreload" href="%s/%s">`+"\n", root, name)
 		}
 	}

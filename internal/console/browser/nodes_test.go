@@ -46,7 +46,11 @@ func TestNodesComeAndGo(t *testing.T) {
 	c.Nodes[1].Await(t, "another stream", wait, func() bool { return p.sent("GET /v1/events") > streams })
 	p.live()
 	for i := range 4 {
-		p.rowSays(fmt.Sprintf("02:f1:ee:00:00:%02x", i), "node-1")
+		p.rowSays(fmt.Sprintf("02:f1:ee:00:00:%02x", i), "online")
+	}
+	for i := range 4 {
+		p.visit(fmt.Sprintf("/console/devices/02:f1:ee:00:00:%02x", i))
+		p.shows("node-1")
 	}
 	c.Nodes[0].Run(t)
 	reach(0, fleettest.None)

@@ -56,9 +56,9 @@ func TestPhone(t *testing.T) {
 
 	// The count is of what the list contains, and the search is the one of the page.
 	p.visit("/console/devices?q=kitchen")
-	p.await("document.querySelector('[data-test=total]')?.innerText === '1 device'")
+	p.await("document.querySelector('[data-test=total]')?.innerText === '1 of 3: kitchen in id, name or board'")
 	p.await("document.querySelector('.bar input[type=search]').value === 'kitchen'")
-	const csv = "[...document.querySelectorAll('main button')].some((b) => b.innerText === 'CSV')"
+	const csv = "[...document.querySelectorAll('main button')].some((b) => b.textContent === 'CSV')"
 	p.await("!" + csv) // it would be of all devices
 	p.click("room=kitchen")
 	p.await(csv)

@@ -35,7 +35,7 @@ func TestHostileText(t *testing.T) {
 	p := b.open(t, n, n.Token(t), "/console/")
 	before := p.eval("Object.getOwnPropertyNames(Object.prototype).sort().join()")
 	for path, text := range map[string]string{
-		"":                                     "<img src=x onerror=window.hostile=1>",
+		"":                                     "connected",
 		"devices":                              "<img src=x onerror=window.hostile=1>",
 		"devices/" + first:                     "<img src=x onerror=window.hostile=1>",
 		"devices/" + first + "/tools":          "</script><script>window.hostile=1</script>",
@@ -130,7 +130,7 @@ func TestKeys(t *testing.T) {
 	if rows := p.number("document.querySelectorAll('tbody tr').length"); rows != 1 {
 		t.Errorf("%d devices for a key that covers one", rows)
 	}
-	p.shows("1 device")
+	p.shows("1 of 1: 02:f1 in id, name or board")
 	if nav := p.eval("document.querySelector('nav.main').innerText"); strings.Contains(nav.(string), "Audit") {
 		t.Error("a page for admins is in the navigation")
 	}
@@ -265,8 +265,8 @@ func TestWhyOnAPhone(t *testing.T) {
 	away.Report(t) // its end
 	p := b.open(t, n, n.Token(t), "/console/")
 	p.emulate(360, 640, "light")
-	p.await("[...document.querySelectorAll('section.card')].some((c) => c.innerText.startsWith('Why offline') && c.innerText.includes('gone'))")
-	p.tab("gone")
+	p.await("[...document.querySelectorAll('section.panel')].some((c) => c.innerText.startsWith('Why 1 device is offline') && c.innerText.includes('closed the connection'))")
+	p.tab("closed the connection")
 	p.press("\r")
 	p.await("location.search.includes('reason=gone') && document.querySelectorAll('tbody tr').length === 1")
 	p.tab(gone)

@@ -155,7 +155,7 @@ func TestKeysAndPolicy(t *testing.T) {
 		func() { p.click("Devices"); p.await("document.title.startsWith('Devices')"); p.run("history.back()") },
 	} {
 		leave()
-		p.await("document.title.startsWith('Access')")
+		p.await("document.title.startsWith('Keys and policy')")
 		p.shows("kitchen tablet")
 		if p.eval("document.documentElement.outerHTML.includes("+fmt.Sprintf("%q", token)+")") == true {
 			t.Error("the token is shown again")

@@ -72,6 +72,8 @@ export function query(parameters) {
   return text && "?" + text;
 }
 
+export const ACTED = "fleetd.acted"; // an event of the window: a request changed something
+
 let asking = null; // one dialog for all requests that wait for a key
 
 export function askForKey(reason) {
@@ -100,7 +102,10 @@ export async function send(method, url, options = {}) {
       throw new ApiError(0, { detail: "The node cannot be reached.", code: "unreachable" });
     }
     noteClock(response);
-    if (response.ok) return response;
+    if (response.ok) {
+      if (method !== "GET") dispatchEvent(new Event(ACTED));
+      return response;
+    }
     const problem = await response.json().catch(() => ({ title: response.statusText }));
     if (response.status === 401 && handlers.ask && !options.public) {
       if (key.get() === used) await askForKey(!!used);

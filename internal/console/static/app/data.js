@@ -1,10 +1,12 @@
 // Hooks: data that a page loads, keeps while it is away, and loads again; the live stream; the clock.
 import { useEffect, useReducer, useRef, useState } from "./html.js";
+import { get, query } from "./api.js";
 import * as stream from "./stream.js";
 
 const REFETCH = 2_000; // at most once in this time after changes
 export const KEY_CHANGED = "fleetd.key"; // an event of the window
 const STORED = 2_000; // after this a change is in the database
+export const COUNTED = 11_000; // after this no counts from before a change are reused
 const SLOW = 300; // a load that takes longer shows that it does
 
 // useData loads with load(signal) when one of deps changed, and again on reload(). Data stays while an error is shown;
@@ -119,6 +121,24 @@ export function useFeed(list, keep, deps = []) {
       setPaused(!paused);
     },
   };
+}
+
+// useNames looks the names of devices up, once those that are wanted stay the same for a moment.
+export function useNames(ids) {
+  const names = useRef(new Map()).current;
+  const [, redraw] = useReducer((n) => n + 1, 0);
+  const missing = ids.filter((id) => !names.has(id)).slice(0, 100);
+  useEffect(() => {
+    if (!missing.length) return undefined;
+    const ended = new AbortController();
+    const timer = setTimeout(() => get("/v1/devices" + query({ select: `device in (${missing.join()})`, limit: 100 }), ended.signal).then(({ items }) => {
+      for (const id of missing) names.set(id, "");
+      for (const d of items) names.set(d.id, d.name);
+      redraw();
+    }, () => {}), SLOW); // the ids are shown instead
+    return () => { clearTimeout(timer); ended.abort(); };
+  }, [missing.join()]);
+  return (id) => names.get(id) || id;
 }
 
 // useEvents calls each with every message of the stream while the page is shown.

@@ -6,14 +6,14 @@ export const utc = { get: () => localStorage.getItem(UTC) === "1", set: (on) => 
 
 const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
-// duration writes seconds with one or two units: 3 h 12 min.
-export function duration(seconds) {
+// duration writes seconds with one or two units: 3 h 12 min, or in short 3 h.
+export function duration(seconds, short) {
   const n = Math.max(0, Math.round(seconds));
   const at = units.findIndex(([, size]) => n >= size);
   if (at < 0) return "0 s";
   const [unit, size] = units[at];
   const whole = Math.floor(n / size);
-  const next = units[at + 1];
+  const next = short ? null : units[at + 1];
   const rest = next && whole < 10 ? Math.floor((n - whole * size) / next[1]) : 0;
   return rest ? `${whole} ${unit} ${rest} ${next[0]}` : `${whole} ${unit}`;
 }
@@ -21,6 +21,15 @@ export function duration(seconds) {
 export function age(at) {
   const seconds = (now() - Date.parse(at)) / 1000;
   return seconds < 1.5 ? "now" : `${duration(seconds)} ago`;
+}
+
+// lasting is the time since an instant, in short.
+export const lasting = (at) => duration((now() - Date.parse(at)) / 1000, true);
+
+// since is the time of an instant of today, such as 13:02, and the day of others.
+export function since(at) {
+  const [day, time] = clock(at).split(" ");
+  return day === clock(now()).slice(0, 10) ? time.slice(0, 5) + (utc.get() ? "Z" : "") : day;
 }
 
 // until is the time from now on to an instant.
@@ -53,4 +62,4 @@ export function milliseconds(n) {
 }
 
 // term writes one term of a selector; a value with a delimiter is quoted.
-export const term = (name, value) => `${name}=${/[\s,()="\\*<>!]/.test(value) || value === "" ? `"${value.replace(/["\\*]/g, "\\$&")}"` : value}`;
+export const term = (name, value) => `${name}=${/[\s,()=\x22\\*<>!]/.test(value) || value === "" ? `"${value.replace(/[\x22\\*]/g, "\\$&")}"` : value}`;

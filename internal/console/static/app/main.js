@@ -6,7 +6,7 @@ import { until, utc } from "./format.js";
 import { Link, go, ROOT, to, useRoute } from "./route.js";
 import { s } from "./strings.js";
 import * as stream from "./stream.js";
-import { KEY_CHANGED, useStreamState, useTick } from "./data.js";
+import { COUNTED, KEY_CHANGED, useData, useEvents, useStreamState, useTick } from "./data.js";
 import { Denied, Empty, Page } from "./ui.js";
 import { line } from "./untrusted.js";
 import { Overview } from "./pages/overview.js";
@@ -23,20 +23,22 @@ import { Stats } from "./pages/stats.js";
 import { Call } from "./pages/call.js";
 import { Webhooks } from "./pages/webhooks.js";
 
-// PAGES are the entries of the navigation: name, path, and the scope that they need. The first four and "more" are
-// the bar of a phone.
-const PAGES = [
-  ["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"], ["events", ["events"], "events:read"],
-  ["admissions", ["admissions"], "devices:write"], ["stats", ["stats"], "devices:read"], ["webhooks", ["webhooks"], "webhooks"], ["audit", ["audit"], "admin"], ["access", ["access"], "admin"],
-  ["nodes", ["nodes"], "admin"], ["doctor", ["doctor"], "admin"],
+// GROUPS are the navigation: pages with their paths and the scopes that they need.
+const GROUPS = [
+  ["", [["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"]]],
+  ["history", [["events", ["events"], "events:read"], ["audit", ["audit"], "admin"], ["stats", ["stats"], "devices:read"]]],
+  ["access", [["admissions", ["admissions"], "devices:write"], ["access", ["access"], "admin"], ["webhooks", ["webhooks"], "webhooks"]]],
+  ["system", [["nodes", ["nodes"], "admin"], ["doctor", ["doctor"], "admin"]]],
 ];
+const PAGES = GROUPS.flatMap(([, pages]) => pages);
+const BAR = new Set(["overview", "devices", "jobs", "events"]); // of a phone, beside "more"
 
 // allows reports whether a key has a scope; the API decides, this only hides.
 export const allows = (self, scope) => self.admin || self.scopes.includes(scope) ||
   (scope === "tools:call" && self.scopes.includes("tools:call:user")) || (scope === "jobs:read" && self.scopes.includes("jobs"));
 
-function choose({ segments: [page, ...rest], query }, self) {
-  const common = { query, self, can: (scope) => allows(self, scope) };
+function choose({ segments: [page, ...rest], query }, self, needs) {
+  const common = { query, self, needs, can: (scope) => allows(self, scope) };
   const [name, , scope] = PAGES.find(([, segments]) => segments[0] === page) || [];
   if (scope && !allows(self, scope)) return html`<${Page} title=${s.pages[name]} /><${Denied} scope=${scope} />`;
   switch (page) {
@@ -59,14 +61,43 @@ function choose({ segments: [page, ...rest], query }, self) {
   return html`<${Page} title=${s.problem.title(404)}><${Empty}>${s.session.missing(line(location.pathname))} <${Link} href=${to(["devices"])}>${s.session.missingNext}<//><//><//>`;
 }
 
-function Navigation({ self, page }) {
+// useNeeds reads what the navigation and several pages show: the counts of all devices, and the jobs that wait for a person.
+function useNeeds(self) {
+  const whole = Object.keys(self.devices || {}).length === 0;
+  const fleet = useData((signal) => (allows(self, "devices:read") ? api.get("/v1/fleet", signal) : null), [self], { every: 60_000, settle: whole ? undefined : COUNTED });
+  const jobs = useData(async (signal) => {
+    if (!allows(self, "jobs:read")) return [];
+    const lists = await Promise.all(["halted", "running"].map((state) => api.get("/v1/jobs" + api.query({ state, limit: 200 }), signal)));
+    return lists.flatMap((list) => list.items).filter((job) => job.state === "halted" || job.reason === "hold");
+  }, [self], { every: 30_000 });
+  useEvents((message) => {
+    if (message.gap || message.events?.some((e) => e.type === "pending")) fleet.soon();
+    if (message.gap || message.events?.some((e) => e.type.startsWith("job."))) jobs.soon();
+  });
+  useEffect(() => {
+    const acted = () => { fleet.soon(); jobs.soon(); };
+    addEventListener(api.ACTED, acted);
+    return () => removeEventListener(api.ACTED, acted);
+  }, []);
+  return { fleet, jobs };
+}
+
+// Count is a number of what waits for a person, or nothing.
+const Count = ({ n }) => n > 0 && html`<span class="count">${n}<span class="away"> ${s.pages.need}</span></span>`;
+
+function Navigation({ self, page, needs }) {
   const [more, setMore] = useState(false);
-  const shown = PAGES.filter(([, , scope]) => allows(self, scope));
+  const counts = { jobs: needs.jobs.data?.length, admissions: needs.fleet.data?.state.pending };
+  const further = PAGES.filter(([name, , scope]) => !BAR.has(name) && allows(self, scope));
   return html`<nav class=${more ? "main open" : "main"} aria-label="fleetd">
     <${Link} class="brand" href=${ROOT}>fleetd<//>
-    <ul onClick=${() => setMore(false)}>${shown.map(([name, segments], i) => html`<li key=${name} class=${i >= 4 ? "further" : ""}>
-      <${Link} href=${to(segments)} aria-current=${page === segments[0] ? "page" : null}>${s.pages[name]}<//></li>`)}</ul>
-    ${shown.length > 4 && html`<button type="button" class="more" aria-expanded=${more} onClick=${() => setMore(!more)}>${s.pages.more}</button>`}
+    ${GROUPS.map(([group, pages]) => {
+      const shown = pages.filter(([, , scope]) => allows(self, scope));
+      return shown.length > 0 && html`${group && html`<b id=${`group-${group}`}>${s.pages.groups[group]}</b>`}
+        <ul aria-labelledby=${group ? `group-${group}` : null} onClick=${() => setMore(false)}>${shown.map(([name, segments]) => html`<li key=${name} class=${BAR.has(name) ? "" : "further"}>
+          <${Link} href=${to(segments)} aria-current=${page === segments[0] ? "page" : null}>${s.pages[name]}<//><${Count} n=${counts[name]} /></li>`)}</ul>`;
+    })}
+    ${further.length > 0 && html`<button type="button" class="more" aria-expanded=${more} onClick=${() => setMore(!more)}>${s.pages.more}<${Count} n=${further.some(([name]) => name === "admissions") && counts.admissions} /></button>`}
   </nav>`;
 }
 
@@ -109,22 +140,23 @@ function Search({ q }) {
     event.preventDefault();
     go(to(["devices"], { q: field.current.value.trim() }));
   };
-  return html`<form role="search" class="search" onSubmit=${submit}><input ref=${field} type="search" aria-label=${s.devices.search} placeholder=${s.devices.search}
-    onKeyDown=${(e) => e.key === "Escape" && e.target.blur()} /></form>`;
+  return html`<form role="search" class="search" onSubmit=${submit}><input ref=${field} type="search" aria-label=${s.search.hint} placeholder=${s.search.hint} spellcheck=${false} autocapitalize="off"
+    onKeyDown=${(e) => e.key === "Escape" && e.target.blur()} /><kbd aria-hidden="true">/</kbd></form>`;
 }
 
 function Frame({ self }) {
   const route = useRoute();
+  const needs = useNeeds(self);
   const [inUTC, setUTC] = useState(utc.get());
   useTick(30_000);
   const setClock = (on) => { utc.set(on); setUTC(on); };
   const content = useRef(null);
   const skip = (event) => { event.preventDefault(); content.current.querySelector("h1")?.focus(); };
   return html`<a class="skip" href="#content" onClick=${skip}>${s.skip}</a>
-    <${Navigation} self=${self} page=${route.segments[0]} />
+    <${Navigation} self=${self} page=${route.segments[0]} needs=${needs} />
     <div class="body">
       <header class="bar"><${Search} q=${(route.segments.join() === "devices" && route.query.get("q")) || ""} /><${Live} />
-        <details class="who"><summary>${s.session.signedIn(line(self.name, 40))}</summary><div>
+        <details class="who menu"><summary>${s.session.signedIn(line(self.name, 40))}</summary><div>
           ${self.expires && html`<p>${s.session.ends(until(self.expires))}</p>`}
           <p class="faint">${self.scopes.join(", ")}</p>
           <label class="check"><input type="checkbox" checked=${inUTC} onChange=${(e) => setClock(e.target.checked)} /> ${s.session.utc}</label>
@@ -133,7 +165,7 @@ function Frame({ self }) {
       </header>
       <${Update} />
       ${!isSecureContext && self.key !== "open" && html`<p class="notice warn">${s.session.insecure}</p>`}
-      <main id="content" ref=${content} key=${route.segments.join("/") + inUTC}>${choose(route, self)}</main>
+      <main id="content" ref=${content} key=${route.segments.join("/") + inUTC}>${choose(route, self, needs)}</main>
     </div>`;
 }
 

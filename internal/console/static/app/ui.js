@@ -1,9 +1,9 @@
 // What the pages share: titles, problems, tables of facts, dialogs, times.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { ApiError } from "./api.js";
-import { age, clock } from "./format.js";
+import { age, clock, lasting, since } from "./format.js";
 import { Link, to } from "./route.js";
-import { s } from "./strings.js";
+import { s, word } from "./strings.js";
 import { line, Said } from "./untrusted.js";
 
 let first = true;
@@ -46,7 +46,25 @@ export const Time = ({ at, exact }) => (at ? html`<time datetime=${at} title=${a
 
 // State never speaks by colour alone: a sign and a word.
 const SIGNS = { online: "●", offline: "○", pending: "◐", contested: "▲" };
-export const State = ({ state }) => html`<span class=${"state " + (state in SIGNS ? state : "")}><span aria-hidden="true">${SIGNS[state] || "•"}</span> ${s.states[state] || line(state, 20)}</span>`;
+export const State = ({ state }) => html`<span class=${"state " + (state in SIGNS ? state : "")}><span aria-hidden="true">${SIGNS[state] || "•"}</span> ${line(word("state", state), 20)}</span>`;
+
+// standing says for how long a device has its state, and why: for 3 h, or since 13:02, lost power or network.
+export function standing(d) {
+  if (d.state === "online") return [d.connected_at && s.devices.online(lasting(d.connected_at)), d.mcp.state !== "ready" && word("mcp", d.mcp.state)].filter(Boolean).join(", ");
+  return d.state === "offline" ? s.devices.offline(d.offline_since && since(d.offline_since), word("reason", d.offline_reason)) : "";
+}
+
+// readLabels reads labels as name=value, one per line; -name removes one, and so does the list of those before.
+export function readLabels(text, before = []) {
+  const labels = new Map(before.map((name) => [name, null]));
+  for (const row of text.split("\n").map((r) => r.trim()).filter(Boolean)) {
+    const at = row.indexOf("=");
+    if (at < 1 && row[0] === "-") labels.set(row.slice(1).trim(), null);
+    else if (at < 1) throw new ApiError(422, { detail: s.device.labelFault(row) });
+    else labels.set(row.slice(0, at).trim(), row.slice(at + 1).trim());
+  }
+  return Object.fromEntries(labels);
+}
 
 // Outcome is a word of a closed list with a tone: good, bad or neutral.
 export const Outcome = ({ tone, children }) => html`<span class=${"outcome " + tone}>${{ good: "✓", bad: "✕", neutral: "•" }[tone]} ${children}</span>`;
@@ -54,6 +72,13 @@ export const Outcome = ({ tone, children }) => html`<span class=${"outcome " + t
 // Facts is a list of names and values; empty values are left out.
 export const Facts = ({ items }) => html`<dl class="facts">${items.filter(([, value]) => value !== "" && value != null && value !== false)
   .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
+// Rows is a table; on a phone each row is a block. A column is its name, or a whole header.
+export const Rows = ({ columns, kind = "", children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class=${`rows ${kind}`}>
+  <thead><tr>${columns.map((c) => (typeof c === "string" ? html`<th scope="col" key=${c}>${c}</th>` : c))}</tr></thead><tbody>${children}</tbody></table></div>`;
+
+// Panel has a title, and a link to more.
+export const Panel = ({ title, more, children }) => html`<section class="panel"><header><h2>${title}</h2>${more && html`<${Link} href=${more} aria-label=${`${title}: ${s.more}`}>${s.more}<//>`}</header>${children}</section>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 

@@ -4,8 +4,8 @@ import { get, path, query as encode, request } from "../api.js";
 import { useData } from "../data.js";
 import { clock } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
-import { s } from "../strings.js";
-import { Ask, Command, Copyable, Dialog, Empty, flag, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
+import { s, word } from "../strings.js";
+import { Ask, Command, Copyable, Dialog, Empty, flag, Loaded, Outcome, Page, Pager, Problem, Rows, Time } from "../ui.js";
 import { line, Quoted, Said } from "../untrusted.js";
 
 const SCOPES = ["devices:read", "devices:write", "photos:read", "tools:call", "tools:call:user", "events:read", "jobs:read", "jobs", "webhooks", "audio", "broker", "admin"];
@@ -35,10 +35,10 @@ function Keys({ query }) {
     ${open && html`<${NewKey} onClose=${() => setOpen(false)} onMade=${created} />`}
     ${made && html`<section class="notice warn" data-test="token"><p>${s.access.token} <bdi>${line(made.name)}</bdi></p><${Copyable} text=${made.token} /><button type="button" onClick=${() => setMade(null)}>${s.close}</button></section>`}
     ${told && html`<p class="notice" role="status">${told}</p>`}<p class="faint">${s.access.consoleKey}</p>
-    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.access.keyColumns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}<th scope="col">${s.access.revoke}</th></tr></thead><tbody>${items.map((k) => html`<tr key=${k.id}>
+    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Rows} columns=${[...s.access.keyColumns, s.access.revoke]}>${items.map((k) => html`<tr key=${k.id}>
       <td class="first"><${Said} text=${k.name} max=${60} /> <small>${k.id}</small></td><td class="names">${line(k.scopes.join(", "), 200)}</td><td><bdi>${line(limits(k.devices) || s.jobs.allDevices, 100)}</bdi></td><td class="names"><bdi>${line(k.tools.join(", ") || s.tools.back, 100)}</bdi></td>
-      <td><${Outcome} tone=${k.state === "valid" ? "good" : "neutral"}>${s.access.states[k.state]}<//></td><td>${k.expires ? html`<${Time} at=${k.expires} exact />` : s.access.never}</td>
-      <td>${k.state === "valid" && html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`}</td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.access.noKeys}<//>`)}<//>
+      <td><${Outcome} tone=${k.state === "valid" ? "good" : "neutral"}>${word("key", k.state)}<//></td><td>${k.expires ? html`<${Time} at=${k.expires} exact />` : s.access.never}</td>
+      <td>${k.state === "valid" && html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`}</td></tr>`)}<//>` : html`<${Empty}>${s.access.noKeys}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
     <${Command} cli=${["keys", "list"]} url="/v1/keys" />`;
 }
@@ -147,6 +147,6 @@ function Explain({ query }) {
   return html`<form class="card" onSubmit=${submit}><div class="row">${["key", "device", "tool"].map((name) => html`<label key=${name}>${s.access[name]}<input name=${name} defaultValue=${asked[name]} required spellcheck=${false} /></label>`)}
       <label>${s.access.via}<select name="via" defaultValue=${asked.via}>${WAYS.map((w) => html`<option key=${w} selected=${w === asked.via}>${w}</option>`)}</select></label><button class="primary">${s.access.explain}</button></div></form>
     <${Problem} error=${found.error} />${found.data && html`<section class="card"><p><${Outcome} tone=${found.data.action === "allow" ? "good" : found.data.action === "deny" ? "bad" : "neutral"}>${line(found.data.action, 20)}<//> <code>${line(found.data.rule ?? "", 60)}</code> ${line(found.data.detail ?? "", 300)}</p>
-      <div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.access.steps.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${(found.data.steps || []).map((x, i) => html`<tr key=${i}><td class="first"><bdi>${line(x.rule, 60)}</bdi></td><td>${line(x.verdict, 40)} ${x.action && html`<small>${x.action}</small>`}</td><td>${line(x.why ?? "", 200)}</td></tr>`)}</tbody></table></div></section>`}
+      <${Rows} columns=${s.access.steps}>${(found.data.steps || []).map((x, i) => html`<tr key=${i}><td class="first"><bdi>${line(x.rule, 60)}</bdi></td><td>${line(x.verdict, 40)} ${x.action && html`<small>${x.action}</small>`}</td><td>${line(x.why ?? "", 200)}</td></tr>`)}<//></section>`}
     ${ready && html`<${Command} cli=${["policy", "explain", asked.key, asked.device, asked.tool, ...flag("--via", asked.via)]} url=${"/v1/policy/explain" + encode(asked)} />`}`;
 }

@@ -5,7 +5,7 @@ import { useData, useEvents } from "../data.js";
 import { clock } from "../format.js";
 import { Link, to } from "../route.js";
 import { s } from "../strings.js";
-import { Command, Empty, Loaded, Page, Problem, Time } from "../ui.js";
+import { Command, Empty, Loaded, Page, Problem, Rows, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 import { Waiting } from "./waiting.js";
 
@@ -17,10 +17,10 @@ export function Admissions({ query, can }) {
   useEvents((message) => message.events?.some((e) => e.type === "pending") && waiting.soon());
   return html`<${Page} title=${s.admissions.title} />
     <${Code} onApproved=${waiting.reload} />
-    <section><h2>${s.admissions.waiting}</h2><${Loaded} from=${waiting}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.admissions.columns.map((c, i) => html`<th scope="col" key=${i}>${c || html`<span class="faint">${s.device.approve}</span>`}</th>`)}</tr></thead><tbody>${items.flatMap((d) => d.pending.map((w) => html`<tr key=${d.id + w.client}>
+    <section><h2>${s.admissions.waiting}</h2><${Loaded} from=${waiting}>${({ items }) => (items.length ? html`<${Rows} columns=${s.admissions.columns}>${items.flatMap((d) => d.pending.map((w) => html`<tr key=${d.id + w.client}>
       <td class="first"><${Link} href=${to(["devices", d.id])}><${Said} text=${d.name || d.id} max=${48} /><//></td>
       <td><${Said} text=${d.board} max=${40} /></td><td><${Said} text=${d.firmware} max=${24} /></td><td><${Time} at=${w.since} /></td>
-      <td><${Waiting} device=${d} ...${w} can=${can} done=${waiting.reload} /></td></tr>`))}</tbody></table></div>` : html`<${Empty}>${s.admissions.none}<//>`)}<//></section>
+      <td><${Waiting} device=${d} ...${w} can=${can} done=${waiting.reload} /></td></tr>`))}<//>` : html`<${Empty}>${s.admissions.none}<//>`)}<//></section>
     ${strangers.data && html`<section><h2>${s.admissions.strangers}</h2>${strangers.data.items?.length ? html`<ol class="log">${strangers.data.items.map((r, i) => html`<li key=${i}><span>${clock(r.at)}</span>
       <span>${r.device && html`<${Link} href=${to(["devices", r.device])}><bdi>${line(r.device, 80)}</bdi><//>`} ${line([r.cause || r.kind, r.text, r.address, r.count > 1 && s.times(r.count)].filter(Boolean).join(" · "), 240)}</span></li>`)}</ol>` : html`<${Empty}>${s.admissions.noStrangers}<//>`}</section>`}
     <${Command} cli=${["devices", "approve", "CODE"]} method="POST" url="/v1/devices/CODE/approve" />`;

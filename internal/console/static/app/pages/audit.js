@@ -5,7 +5,7 @@ import { useData } from "../data.js";
 import { clock, milliseconds } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Command, Empty, flag, Loaded, Page, Pager } from "../ui.js";
+import { Act, Command, Empty, flag, Loaded, Page, Pager, Rows } from "../ui.js";
 import { line } from "../untrusted.js";
 
 const FILTERS = ["key", "device", "kind", "outcome", "since"];
@@ -25,10 +25,10 @@ export function Audit({ query }) {
     <div class="actions"><${Act} label=${s.audit.verify} act=${async () => setReport(await get("/v1/audit/verify" + encode({ since: filters.since })))} />
       <${Act} label=${s.audit.export} act=${() => download("/v1/audit/export" + encode({ since: filters.since }), "audit.jsonl")} /></div>
     ${report && html`<p class=${report.intact ? "notice" : "problem"} role="status">${report.intact ? s.audit.intact(report.entries) : html`${s.audit.broken} ${line(report.faults.join("; "), 400)}`}</p>`}
-    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.audit.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${items.map((e) => html`<tr key=${`${e.run} ${e.seq}`}>
+    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Rows} columns=${s.audit.columns}>${items.map((e) => html`<tr key=${`${e.run} ${e.seq}`}>
       <td class="first"><time datetime=${e.at} title=${e.at}>${clock(e.at)}</time></td><td><bdi>${line(e.name || e.key || "–", 40)}</bdi>${e.via && html` <small>${line(e.via, 20)}</small>`}</td>
       <td><bdi>${line([e.kind, e.action].filter(Boolean).join(" "), 80)}</bdi> ${e.device && html`<${Link} href=${to(["devices", e.device])}><bdi>${line(e.device, 64)}</bdi><//>`}</td>
-      <td>${line(e.outcome ?? "", 40)}${e.count > 1 && ` ${s.audit.times(e.count)}`}</td><td class="names"><bdi>${line(detail(e), 240)}</bdi></td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.audit.empty}<//>`)}<//>
+      <td>${line(e.outcome ?? "", 40)}${e.count > 1 && ` ${s.audit.times(e.count)}`}</td><td class="names"><bdi>${line(detail(e), 240)}</bdi></td></tr>`)}<//>` : html`<${Empty}>${s.audit.empty}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
     <${Command} cli=${["audit", ...flag("--device", filters.device), ...flag("--key", filters.key)]} url=${"/v1/audit" + encode(filters)} />`;
 }

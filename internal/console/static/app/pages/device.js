@@ -2,12 +2,13 @@
 import { html, useRef, useState } from "../html.js";
 import { get, path, query as encode, request } from "../api.js";
 import { useData, useEvents, useTick } from "../data.js";
-import { age, bytes, clock } from "../format.js";
+import { bytes, clock } from "../format.js";
 import { Picture } from "../picture.js";
 import { Link, to } from "../route.js";
-import { s } from "../strings.js";
-import { Command, Denied, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
+import { s, word } from "../strings.js";
+import { Command, Denied, Facts, Labels, Loaded, Page, Problem, readLabels, standing, State, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
+import { Controls } from "./controls.js";
 import { Tools } from "./tools.js";
 import { Timeline } from "./timeline.js";
 import { Trace } from "./trace.js";
@@ -28,7 +29,7 @@ export function Device({ id, tab, query, self, can }) {
   const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
     <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
   return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
-      <span class="faint">${device.data.state === "online" ? age(device.data.connected_at) : [device.data.offline_reason, device.data.offline_since && age(device.data.offline_since)].filter(Boolean).join(", ")}</span>`} />
+      <span class="faint">${line(standing(device.data), 100)}</span>${can("jobs") && html`<span class="right">${["message", "restart"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind, devices: id })}>${s.devices[kind]}<//>`)}</span>`}`} />
     ${tabs}
     ${device.error?.status === 404 && can("events:read") && html`<${Explanation} url=${path("v1", "devices", id, "explain")} title=${s.device.explain} />`}
     ${scope && !can(scope) ? html`<${Denied} scope=${scope} />` : html`<${Loaded} from=${device}>${(d) => {
@@ -45,19 +46,20 @@ export function Device({ id, tab, query, self, can }) {
     }}<//>`}`;
 }
 
-function FactsPage({ device: d, reload, can }) {
+function FactsPage({ device: d, reload, self, can }) {
   const f = s.device.facts;
   return html`
     ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
     ${d.pending.map((w) => html`<p class="notice warn" key=${w.client}><${Waiting} device=${d} ...${w} can=${can} done=${reload} /></p>`)}
     ${can("events:read") && html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp.state}`} title=${s.device.explain} quiet=${d.state === "online"} />`}
+    <${Controls} device=${d} self=${self} can=${can} />
     <section class="card"><${Facts} items=${[
       [f.id, html`<code>${d.id}</code>`], [f.name, d.name && html`<${Said} text=${d.name} />`],
       [f.board, d.board && html`<${Said} text=${d.board} />`], [f.firmware, d.firmware && html`<${Said} text=${d.firmware} />`],
-      [f.transport, d.transport], [f.node, d.state === "online" && d.node],
+      [f.transport, d.transport && word("transport", d.transport)], [f.node, d.state === "online" && d.node],
       [f.connected, d.connected_at && html`<${Time} at=${d.connected_at} exact />`], [f.seen, d.last_seen && html`<${Time} at=${d.last_seen} />`], [f.first, d.first_seen && html`<${Time} at=${d.first_seen} exact />`],
-      [f.reason, d.offline_reason], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
-      [f.mcp, html`${s.mcp[d.mcp.state]}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
+      [f.reason, d.offline_reason && line(word("reason", d.offline_reason), 100)], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
+      [f.mcp, html`${word("mcp", d.mcp.state)}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
       [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
       [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
       [f.client, d.client && html`<code>${line(d.client)}</code>`],
@@ -87,18 +89,9 @@ function Edit({ device, reload }) {
     const form = new FormData(event.target);
     setError(null);
     setMessage("");
-    const labels = new Map(Object.keys(opened.current.labels).map((name) => [name, null]));
-    for (const row of form.get("labels").split("\n").map((r) => r.trim()).filter(Boolean)) {
-      const at = row.indexOf("=");
-      if (at < 1) {
-        setMessage(s.device.labelFault(row));
-        return;
-      }
-      labels.set(row.slice(0, at).trim(), row.slice(at + 1).trim());
-    }
-    const body = { name: form.get("name").trim(), labels: Object.fromEntries(labels) };
-    if (form.get("transport")) body.transport_wanted = form.get("transport");
     try {
+      const body = { name: form.get("name").trim(), labels: readLabels(form.get("labels"), Object.keys(opened.current.labels)) };
+      if (form.get("transport")) body.transport_wanted = form.get("transport");
       opened.current = await request("PATCH", path("v1", "devices", device.id), { body, headers: { "If-Match": `"${opened.current.revision}"` } });
       setMessage(s.device.saved);
       reload();

@@ -4,7 +4,7 @@ import { get, path, query as encode, request } from "../api.js";
 import { useData } from "../data.js";
 import { clock } from "../format.js";
 import { go, Link, to } from "../route.js";
-import { s } from "../strings.js";
+import { s, word } from "../strings.js";
 import { Act, Ask, Command, Empty, Facts, Loaded, Time } from "../ui.js";
 import { line } from "../untrusted.js";
 import { TaskState } from "./jobs.js";
@@ -16,7 +16,7 @@ export function Queue({ device, can }) {
   const cancel = (job) => async () => { await request("POST", path("v1", "devices", device.id, "tasks", job, "cancel")); tasks.reload(); };
   return html`<${Loaded} from=${tasks}>${({ items }) => (items.length ? html`<ol class="log">${items.map((t) => html`<li key=${t.job + t.round}>
       <span><${Time} at=${t.due_at} exact /></span><span><${Link} href=${to(["jobs", t.job])}>${t.job}<//> <${TaskState} task=${t} />
-      ${t.reason && html` · ${s.jobs.reasons[t.reason] || t.reason}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
+      ${t.reason && html` · ${word("taskReason", t.reason)}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
     <${Command} cli=${["queue", device.id]} url=${path("v1", "devices", device.id, "tasks")} />`;
 }
 

@@ -4,7 +4,7 @@ import { now, query as encode, send } from "../api.js";
 import { useData, useEvents, useFeed } from "../data.js";
 import { clock } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
-import { s } from "../strings.js";
+import { codes, s, word } from "../strings.js";
 import { parse } from "../stream.js";
 import { Command, Empty, Loaded, Page, Pause } from "../ui.js";
 import { line } from "../untrusted.js";
@@ -45,16 +45,16 @@ export async function recent({ device, type, since }, limit, signal) {
 
 // describe says what an event is, in words; what the device wrote is shown by the caller as text.
 export function describe(type, data) {
-  const word = s.events.types[type.split(".")[0]] || type;
+  const kind = word("kind", type.split(".")[0]);
   const list = (names, sign) => (names || []).map((name) => sign + name);
   switch (type) {
-    case "online": return `${word} (${data.transport})`;
-    case "offline": return `${word}: ${data.reason}`;
-    case "catalog": return `${word}: ${[...list(data.added, "+"), ...list(data.removed, "−"), ...list(data.changed, "±")].join(" ")}`;
-    case "photo": return `${word}: ${data.question ?? ""}`;
-    case "notifications": return `${word}: ${data.method} ${JSON.stringify(data.params ?? "")}`;
+    case "online": return `${word("event", type, data)} (${word("transport", data.transport)})`;
+    case "catalog": return `${word("event", type)}: ${[...list(data.added, "+"), ...list(data.removed, "−"), ...list(data.changed, "±")].join(" ")}`;
+    case "photo": return `${word("event", type)}: ${data.question ?? ""}`;
+    case "notifications": return `${kind}: ${data.method} ${JSON.stringify(data.params ?? "")}`;
   }
-  return [word, data.job, data.state, data.outcome, data.reason].filter(Boolean).join(" · ");
+  if (Object.hasOwn(codes.event, type)) return word("event", type, data);
+  return [kind, data.job, data.state, data.outcome, data.reason].filter(Boolean).join(" · ");
 }
 
 // identity is the same for an event wherever it was read.
@@ -78,7 +78,7 @@ export function Events({ query }) {
   };
   return html`<${Page} title=${s.events.title} />
     <form class="row" onSubmit=${submit}><label>${s.events.type}<select value=${type} onChange=${(e) => setQuery({ type: e.target.value })}>
-        <option value="">${s.all}</option>${TYPES.map((t) => html`<option key=${t} value=${t}>${s.events.types[t]}</option>`)}</select></label>
+        <option value="">${s.all}</option>${TYPES.map((t) => html`<option key=${t} value=${t}>${codes.kind[t]}</option>`)}</select></label>
       <label>${s.events.device}<input name="device" value=${device} spellcheck=${false} /></label><button>${s.devices.apply}</button>
       <${Pause} feed=${feed} /></form>
     ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
@@ -87,4 +87,4 @@ export function Events({ query }) {
 }
 
 export const Row = ({ event: { type, data } }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { ms: true })}</time>
-  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${data.device}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${data.job}<//> `}${line(describe(type, data), 200)}</span></li>`;
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${data.device}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || data.job, 60)}</bdi><//> `}${line(describe(type, data), 200)}</span></li>`;

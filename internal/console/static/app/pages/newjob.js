@@ -17,7 +17,8 @@ const OPTIONS = [
 const EXAMPLES = { cron: "0 3 * * *", rate: "30/m", concurrency: "10", stages: "1 30m, 5%, 100%", failed: "2", share: "5%", retry: "1" };
 
 export function NewJob({ query, can }) {
-  const [kind, setKind] = useState("call");
+  const [kind, setKind] = useState(Object.hasOwn(s.jobs.actions, query.get("kind")) ? query.get("kind") : "call");
+  const ids = (query.get("devices") || "").split(",").filter(Boolean); // chosen one by one, in place of a selection
   const [select, setSelect] = useState(query.get("select") || "");
   const [tool, setTool] = useState(query.get("tool") || "");
   const [values, setValues] = useState(() => new Map());
@@ -30,10 +31,10 @@ export function NewJob({ query, can }) {
 
   // The tools that are offered are those of one device of the selection.
   const example = useData(async (signal) => {
-    const { items } = await get("/v1/devices" + encode({ select, limit: 1 }), signal);
+    const { items } = await get("/v1/devices" + encode({ select: ids.length ? `device=${ids[0]}` : select, limit: 1 }), signal);
     if (!items.length) return [];
     return (await get(path("v1", "devices", items[0].id, "tools") + encode({ user: can("tools:call:user") && "true" }), signal)).items;
-  }, [select]);
+  }, [select, ids[0]]);
   const tools = example.data || [];
   const chosen = tools.find((t) => t.name === tool);
   const list = chosen ? fields(chosen.inputSchema) : null;
@@ -48,7 +49,7 @@ export function NewJob({ query, can }) {
     if (kind === "call" && encoded.faults.size) return;
     let body;
     try {
-      body = write({ kind, select, tool, text: encoded.text, form });
+      body = write({ kind, select, ids, tool, text: encoded.text, form });
       setPlan({ body, answer: await request("POST", "/v1/jobs?dry_run=true", { body }) });
       once.current = random();
     } catch (problem) {
@@ -68,8 +69,8 @@ export function NewJob({ query, can }) {
   };
   return html`<${Page} title=${s.jobs.new} />
     <form onSubmit=${show} onInput=${() => setPlan(null)} noValidate>
-      <section class="card"><h2>${s.jobs.which}</h2><div class="field"><label for="select">${s.jobs.selectHint}</label><input id="select" value=${select} spellcheck=${false} autocapitalize="off" onChange=${(e) => setSelect(e.target.value.trim())} /></div>
-        <label class="check"><input type="checkbox" checked=${form.follow} onChange=${set("follow")} /> ${s.jobs.follow}</label></section>
+      <section class="card"><h2>${s.jobs.which}</h2>${ids.length ? html`<p data-test="chosen">${s.jobs.chosen(ids.length)}</p>` : html`<div class="field"><label for="select">${s.jobs.selectHint}</label><input id="select" value=${select} spellcheck=${false} autocapitalize="off" onChange=${(e) => setSelect(e.target.value.trim())} /></div>
+        <label class="check"><input type="checkbox" checked=${form.follow} onChange=${set("follow")} /> ${s.jobs.follow}</label>`}</section>
       <section class="card"><h2>${s.jobs.action}</h2><div class="chips" role="radiogroup" aria-label=${s.jobs.action}>${Object.entries(s.jobs.actions).map(([name, text]) => html`<label class="check chip" key=${name}><input type="radio" name="kind" checked=${kind === name} onChange=${() => setKind(name)} /> ${text}</label>`)}</div>
         ${kind === "call" && html`<div class="field"><label for="tool">${s.jobs.tool}</label><input id="tool" list="tools" value=${tool} spellcheck=${false} autocapitalize="off" autocomplete="off" onInput=${(e) => { setTool(e.target.value); setValues(new Map()); }} />
             <datalist id="tools">${tools.map((t, i) => html`<option key=${i} value=${t.name}></option>`)}</datalist></div>
@@ -87,8 +88,8 @@ export function NewJob({ query, can }) {
 }
 
 // write makes the body of a request. Arguments stay the text that they were, and are refused if they are not JSON.
-function write({ kind, select, tool, text, form }) {
-  const job = new Map([["select", JSON.stringify(select)]]);
+function write({ kind, select, ids, tool, text, form }) {
+  const job = new Map([ids.length ? ["devices", JSON.stringify(ids)] : ["select", JSON.stringify(select)]]);
   if (kind === "call") {
     try {
       JSON.parse(text);
@@ -99,7 +100,7 @@ function write({ kind, select, tool, text, form }) {
     if (form.repeatable) job.set("repeatable", "true");
   } else if (kind === "message") job.set("action", JSON.stringify({ message: { type: "alert", status: form.status || "", message: form.message || "" } }));
   else job.set("action", JSON.stringify({ restart: { when: form.when } }));
-  if (form.follow) job.set("follow", "true");
+  if (form.follow && !ids.length) job.set("follow", "true");
   if (form.busy) job.set("busy", JSON.stringify(form.busy));
   const parts = new Map();
   for (const [name, , where, type] of OPTIONS) {

@@ -4,12 +4,12 @@ import { ApiError, get, query as encode, send } from "../api.js";
 import { useData } from "../data.js";
 import { count } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
-import { s } from "../strings.js";
-import { Command, Copyable, flag, Loaded, Page, Time } from "../ui.js";
+import { s, word } from "../strings.js";
+import { Command, Copyable, flag, Loaded, Page, Rows, Time } from "../ui.js";
 import { line } from "../untrusted.js";
 
 // readiness answers for the node that was asked; 503 is an answer here.
-async function readiness(signal) {
+export async function readiness(signal) {
   try {
     return await (await send("GET", "/readyz", { signal })).json();
   } catch (error) {
@@ -23,8 +23,8 @@ export function Nodes() {
   const ready = useData(readiness, [], { every: 5000 });
   return html`<${Page} title=${s.nodes.title} />
     <${Loaded} from=${ready}>${(r) => html`<p class=${r.ready ? "notice" : "notice warn"}>${r.ready ? s.nodes.ready : html`${s.nodes.down} ${Object.entries(r.down || {}).map(([part, why]) => line(`${part}: ${why}`, 200)).join("; ")}`}</p>`}<//>
-    <${Loaded} from=${nodes}>${({ items }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.nodes.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${items.map((n) => html`<tr key=${n.name}>
-      <td class="first"><${Link} href=${to(["stats"], { node: n.name })}><bdi>${line(n.name, 60)}</bdi><//></td><td>${line(n.version, 40)}</td><td><${Link} href=${to(["devices"], { node: n.name })}>${count(n.devices)}<//></td><td><${Time} at=${n.started} /></td><td><code>${line(n.api, 80)}</code></td></tr>`)}</tbody></table></div>`}<//>
+    <${Loaded} from=${nodes}>${({ items }) => html`<${Rows} columns=${s.nodes.columns}>${items.map((n) => html`<tr key=${n.name}>
+      <td class="first"><${Link} href=${to(["stats"], { node: n.name })}><bdi>${line(n.name, 60)}</bdi><//></td><td>${line(n.version, 40)}</td><td><${Link} href=${to(["devices"], { node: n.name })}>${count(n.devices)}<//></td><td><${Time} at=${n.started} /></td><td><code>${line(n.api, 80)}</code></td></tr>`)}<//>`}<//>
     <${Command} cli=${["nodes"]} url="/v1/nodes" />`;
 }
 
@@ -44,7 +44,7 @@ export function Doctor({ query }) {
     <form class="row" onSubmit=${submit}><label>${s.doctor.device}<input name="device" defaultValue=${device} spellcheck=${false} /></label><button>${s.doctor.check}</button></form>
     <${Loaded} from=${found}>${(d) => html`
       <section class="card"><h2>${s.doctor.ota}</h2><${Copyable} text=${d.ota_url} /></section>
-      <section class="card"><h2>${s.doctor.findings}</h2>${d.findings.length ? html`<ul class="plain">${d.findings.map((f, i) => html`<li key=${i}><strong class=${f.severity}>${s.doctor.severities[f.severity] || f.severity}</strong> <code>${f.setting}</code><br />${line(f.message, 600)}</li>`)}</ul>` : html`<p>${s.doctor.none}</p>`}</section>
+      <section class="card"><h2>${s.doctor.findings}</h2>${d.findings.length ? html`<ul class="plain">${d.findings.map((f, i) => html`<li key=${i}><strong class=${f.severity}>${word("severity", f.severity)}</strong> <code>${f.setting}</code><br />${line(f.message, 600)}</li>`)}</ul>` : html`<p>${s.doctor.none}</p>`}</section>
       <section class="card"><h2>${s.doctor.reply} <small>${d.status}</small></h2><pre>${reply(d.reply)}</pre></section>`}<//>
     <${Command} cli=${["doctor", ...flag("--mac", device)]} url=${"/v1/diagnosis" + encode({ device })} />`;
 }

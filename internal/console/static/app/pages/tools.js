@@ -15,7 +15,7 @@ const LATER = "24h";
 const remembered = new Map(); // [{at, values, result}] by device and tool
 
 // covers reports whether a key may call a tool by its name: * in a pattern is anything, ? one character.
-const covers = ({ tools }, name) => !tools?.length || tools.some((pattern) => new RegExp(`^${pattern.replace(/[.+^$\{}()|[\]\\]/g, "\\$&").replace(/\*+/g, ".*").replaceAll("?", ".")}$`, "su").test(name));
+export const covers = ({ tools }, name) => !tools?.length || tools.some((pattern) => new RegExp(`^${pattern.replace(/[.+^$\{}()|[\]\\]/g, "\\$&").replace(/\*+/g, ".*").replaceAll("?", ".")}$`, "su").test(name));
 
 export function Tools({ device, query, self, can }) {
   const people = can("tools:call:user") && query.get("user") === "1";

@@ -5,7 +5,7 @@ import { useData } from "../data.js";
 import { count, milliseconds } from "../format.js";
 import { setQuery } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Ask, Command, Copyable, Dialog, Empty, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
+import { Act, Ask, Command, Copyable, Dialog, Empty, Loaded, Outcome, Page, Pager, Problem, Rows, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 
 const EVERY = 5_000; // a delivery and its failure come without an event
@@ -27,8 +27,7 @@ export function Webhooks({ query }) {
     <div class="actions"><button type="button" class="primary" onClick=${() => setOpen({})}>${s.webhooks.create}</button></div>
     ${open && html`<${Form} hook=${open.hook} onClose=${() => setOpen(null)} onSaved=${saved} />`}
     ${made && html`<section class="notice warn" data-test="secret"><p>${s.webhooks.secretOnce} <bdi>${line(made.url, 200)}</bdi></p><${Copyable} text=${made.secret} /><button type="button" onClick=${() => setMade(null)}>${s.close}</button></section>`}
-    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.webhooks.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead>
-      <tbody>${items.map((h) => html`<${Row} key=${h.id} hook=${h} onEdit=${() => setOpen({ hook: h })} onDeleted=${list.reload} />`)}</tbody></table></div>` : html`<${Empty}>${s.webhooks.empty}<//>`)}<//>
+    <${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Rows} columns=${s.webhooks.columns}>${items.map((h) => html`<${Row} key=${h.id} hook=${h} onEdit=${() => setOpen({ hook: h })} onDeleted=${list.reload} />`)}<//>` : html`<${Empty}>${s.webhooks.empty}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
     <${Command} cli=${["webhooks", "list"]} url="/v1/webhooks" />`;
 }
