@@ -206,11 +206,9 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 // The memory does not depend on the file.
 func TestMemory(t *testing.T) {
 	random := make([]byte, most)
-	for r := rand.New(rand.NewPCG(1, 2)); len(random) > 0; {
-		for i := 0; i < len(random); i += 8 {
-			binary.LittleEndian.PutUint64(random[i:], r.Uint64())
-		}
-		break
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := 0; i < len(random); i += 8 {
+		binary.LittleEndian.PutUint64(random[i:], r.Uint64())
 	}
 	image := imagetest.Build{Segments: [][]byte{random[:most-4096]}}.Image()
 	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": imagetest.Merged(image[:len(image)-1<<20])} {
