@@ -44,7 +44,7 @@ func (f spanFlags) filter(a *app) (apiclient.Query, error) {
 
 type auditShowCmd struct {
 	spanFlags
-	Device    string `device:"name" help:"Only entries of this device." placeholder:"DEVICE"`
+	Device    string `device:"former" help:"Only entries of this device." placeholder:"DEVICE"`
 	Key       string `help:"Only entries of this key, by id or name; or of admin, open, voice or gateway." placeholder:"KEY"`
 	Kind      string `help:"Only entries of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
 	Tool      string `help:"Only calls of this tool, or other actions of this name, such as the type of a message." placeholder:"TOOL"`

@@ -25,14 +25,22 @@ const (
 	mostDifferent = 2 // slips in a name
 )
 
-// nameDevices puts the id into each argument of a command that names one device: those with the tag device:"name".
+// own matches the ids that devices give themselves.
+var own = regexp.MustCompile(`^(?i)[0-9a-z][0-9a-z_-]{0,63}$`)
+
+// nameDevices puts the id into each argument of a command that names one device: those with the tag device:"name", and with
+// device:"former", where a device that is not known any longer has records, too.
 func nameDevices(ctx context.Context, c *apiclient.Client, command reflect.Value) error {
 	for i := range command.NumField() {
-		if command.Type().Field(i).Tag.Get("device") != "name" {
+		kind, name := command.Type().Field(i).Tag.Get("device"), command.Field(i).String()
+		if kind == "" {
 			continue
 		}
-		id, err := deviceID(ctx, c, command.Field(i).String())
-		if err != nil {
+		id, err := deviceID(ctx, c, name)
+		switch {
+		case err != nil && kind == "former" && own.MatchString(name):
+			id = name
+		case err != nil:
 			return err
 		}
 		command.Field(i).SetString(id)

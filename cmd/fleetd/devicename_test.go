@@ -50,6 +50,16 @@ func TestDeviceNames(t *testing.T) {
 	}
 }
 
+// A device that was forgotten has records, too, whatever its id is.
+func TestRecordsOfAFormerDevice(t *testing.T) {
+	f := newAPI(t, map[string]string{"GET /v1/devices/robot-1": `{"status":404,"code":"device_unknown","detail":"no such device"}`, "GET /v1/devices?limit=3&select=name%3Drobot-1": `{"items":[]}`,
+		"GET /v1/devices?limit=3&q=robot-1": `{"items":[]}`, "GET /v1/devices?limit=500": `{"items":[]}`, "GET /v1/audit?device=robot-1&limit=101": `{"items":[]}`})
+	f.status["GET /v1/devices/robot-1"] = 404
+	if got := f.run("audit", "--device", "robot-1"); got.code != exitOK {
+		t.Errorf("%+v", got)
+	}
+}
+
 // What deletes asks on a terminal, and wants --yes elsewhere.
 func TestDeletionAsks(t *testing.T) {
 	f := newAPI(t, map[string]string{"DELETE /v1/devices/02:00:00:00:00:01": "", "DELETE /v1/webhooks/w1": "", "DELETE /v1/photos/p1": "", "DELETE /v1/attestation/keys/s1": ""})

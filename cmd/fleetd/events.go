@@ -13,7 +13,7 @@ import (
 )
 
 type eventsCmd struct {
-	Device    string `device:"name" arg:"" optional:"" help:"Only events of this device."`
+	Device    string `device:"former" arg:"" optional:"" help:"Only events of this device."`
 	Type      string `help:"Only events of this type, such as online or notifications." placeholder:"TYPE"`
 	Since     string `help:"Begin with the events since then: a duration before now such as 1h, a date or a time. Without it, only new events are printed." placeholder:"1h|TIME"`
 	jsonFlags `set:"json=one JSON object per line: id, type, and the server's data"`

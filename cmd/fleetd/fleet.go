@@ -104,7 +104,7 @@ func frequent(values map[string]int64) []valueCount {
 }
 
 type changesCmd struct {
-	Device    string `device:"name" arg:"" optional:"" help:"Only changes of this device."`
+	Device    string `device:"former" arg:"" optional:"" help:"Only changes of this device."`
 	Since     string `help:"Only changes since then: a revision, a duration before now such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
 	listFlags `set:"per=, one change per line"`
 }
