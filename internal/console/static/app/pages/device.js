@@ -29,7 +29,7 @@ export function Device({ id, tab, query, self, can }) {
   const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
     <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
   return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
-      <span class="faint">${line(standing(device.data), 100)}</span>${can("jobs") && html`<span class="right">${["message", "restart"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind, devices: id })}>${s.devices[kind]}<//>`)}</span>`}`} />
+      <span class="faint">${line(standing(device.data), 100)}</span>${!tab && can("jobs") && html`<span class="right">${["message", "restart"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind, devices: id })}>${s.devices[kind]}<//>`)}</span>`}`} />
     ${tabs}
     ${device.error?.status === 404 && can("events:read") && html`<${Explanation} url=${path("v1", "devices", id, "explain")} title=${s.device.explain} />`}
     ${scope && !can(scope) ? html`<${Denied} scope=${scope} />` : html`<${Loaded} from=${device}>${(d) => {
