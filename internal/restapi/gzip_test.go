@@ -71,17 +71,23 @@ func TestDocumentsAreCompressedOnce(t *testing.T) {
 	racetest.Skip(t, "a share of time")
 	f := newFleet(t)
 	plain := []byte(f.do(t, "GET", "/openapi.json", "").body)
-	const times = 50
-	begun := time.Now()
-	for range times {
+	// least is the time of the fastest of many: what another program takes meanwhile is in neither.
+	least := func(do func()) time.Duration {
+		best := time.Hour
+		for range 50 {
+			begun := time.Now()
+			do()
+			best = min(best, time.Since(begun))
+		}
+		return best
+	}
+	each := least(func() {
 		gz := gzip.NewWriter(io.Discard)
 		_, _ = gz.Write(plain) // io.Discard takes everything
 		_ = gz.Close()
-	}
-	each := time.Since(begun) / times
+	})
 	for _, path := range []string{"/openapi.json", "/docs"} {
-		begun = time.Now()
-		for range times {
+		took := least(func() {
 			r := httptest.NewRequest("GET", path, nil)
 			r.Header.Set("Accept-Encoding", "gzip")
 			w := httptest.NewRecorder()
@@ -89,9 +95,9 @@ func TestDocumentsAreCompressedOnce(t *testing.T) {
 			if w.Code != http.StatusOK || w.Header().Get("Content-Encoding") != "gzip" {
 				t.Fatal(w.Code, w.Header())
 			}
-		}
+		})
 		// security: N42
-		if took := time.Since(begun) / times; took > each/2 {
+		if took > each/2 {
 			t.Errorf("%s takes %v, and compressing the document %v", path, took, each)
 		}
 	}
