@@ -55,7 +55,7 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	if call.Device, err = deviceID(ctx, c, call.Device); err != nil {
+	if call.Device, err = deviceID(ctx, c, call.Device, false); err != nil {
 		return err
 	}
 	if err := call.typed(ctx, c, given, arguments); err != nil {

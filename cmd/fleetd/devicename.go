@@ -25,9 +25,6 @@ const (
 	mostDifferent = 2 // slips in a name
 )
 
-// own matches the ids that devices give themselves.
-var own = regexp.MustCompile(`^(?i)[0-9a-z][0-9a-z_-]{0,63}$`)
-
 // nameDevices puts the id into each argument of a command that names one device: those with the tag device:"name", and with
 // device:"former", where a device that is not known any longer has records, too.
 func nameDevices(ctx context.Context, c *apiclient.Client, command reflect.Value) error {
@@ -36,11 +33,8 @@ func nameDevices(ctx context.Context, c *apiclient.Client, command reflect.Value
 		if kind == "" {
 			continue
 		}
-		id, err := deviceID(ctx, c, name)
-		switch {
-		case err != nil && kind == "former" && own.MatchString(name):
-			id = name
-		case err != nil:
+		id, err := deviceID(ctx, c, name, kind == "former")
+		if err != nil {
 			return err
 		}
 		command.Field(i).SetString(id)
@@ -48,13 +42,15 @@ func nameDevices(ctx context.Context, c *apiclient.Client, command reflect.Value
 	return nil
 }
 
-// deviceID returns the id of the device that a person has named. An id wins over a name. A key that may not look devices up has to give the id.
-func deviceID(ctx context.Context, c *apiclient.Client, name string) (string, error) {
+// deviceID returns the id of the device that a person has named. An id wins over a name; former: also an id that no device has. A key
+// that may not look devices up has to give the id.
+func deviceID(ctx context.Context, c *apiclient.Client, name string, former bool) (string, error) {
 	if name == "" || mac.MatchString(name) {
 		return name, nil
 	}
 	_, err := c.Device(ctx, name)
-	if problem := (*apiclient.Problem)(nil); !errors.As(err, &problem) || problem.Code != "device_unknown" && problem.Code != "bad_request" {
+	problem := (*apiclient.Problem)(nil)
+	if !errors.As(err, &problem) || problem.Code != "device_unknown" && problem.Code != "bad_request" {
 		return name, nil // it is an id, or the command itself says what is wrong
 	}
 	called := selector.In(selector.FieldName, name).String()
@@ -64,6 +60,8 @@ func deviceID(ctx context.Context, c *apiclient.Client, name string) (string, er
 		return name, nil
 	case len(page) == 1:
 		return page[0].ID, nil
+	case former && problem.Code == "device_unknown": // what is no id is a bad request
+		return name, nil
 	case len(page) > 1:
 		return "", exitError{fmt.Errorf("several devices are called %q: %s; give the id of one (`fleetd devices %s` lists them)", name, namesText(page), shellWord(called)), exitRefused}
 	}
@@ -94,17 +92,8 @@ func nearTo(ctx context.Context, c *apiclient.Client, name string) ([]api.Device
 
 // devicePage returns the first devices of a list.
 func devicePage(ctx context.Context, c *apiclient.Client, query apiclient.Query, most int) ([]api.Device, error) {
-	var page []api.Device
 	query["limit"] = strconv.Itoa(most)
-	for d, err := range c.Devices(ctx, query) {
-		if err != nil {
-			return nil, err
-		}
-		if page = append(page, d); len(page) == most {
-			break
-		}
-	}
-	return page, nil
+	return apiclient.Collect(first(c.Devices(ctx, query), most))
 }
 
 // namesText writes devices as "name (id)".

@@ -54,14 +54,13 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) err
 	case cmd.Offline:
 		return cmd.offline(ctx, a, c)
 	}
-	target, nameErr := cmd.Target, error(nil)
-	if !callID.MatchString(target) {
-		target, nameErr = deviceID(ctx, c, target)
+	if !callID.MatchString(cmd.Target) {
+		var err error
+		if cmd.Target, err = deviceID(ctx, c, cmd.Target, true); err != nil { // a device that is not of this fleet has an explanation, too
+			return err
+		}
 	}
-	e, err := explain(ctx, c, cmp.Or(target, cmd.Target)) // a device that is not of this fleet has an explanation, too
-	if problem := (*apiclient.Problem)(nil); nameErr != nil && errors.As(err, &problem) && problem.Code == "bad_request" {
-		return nameErr // what is given can only be a name
-	}
+	e, err := explain(ctx, c, cmd.Target)
 	if err != nil {
 		return err
 	}

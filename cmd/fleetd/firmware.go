@@ -49,7 +49,7 @@ func (cmd *inspectCmd) Run(_ context.Context, a *app) error {
 			if i > 0 {
 				fmt.Fprintln(a.stdout)
 			}
-			err = a.printFirmware(&file)
+			err = a.printFirmware(&file, found.IsFit())
 		}
 		if err != nil {
 			return err
@@ -124,9 +124,9 @@ func firmwareImage(x *espimage.Image) api.FirmwareImage {
 }
 
 // printFirmware prints a file for people.
-func (a *app) printFirmware(file *api.FirmwareFile) error {
+func (a *app) printFirmware(file *api.FirmwareFile, fit bool) error {
 	verdict := "fit"
-	if !isFit(file) {
+	if !fit {
 		verdict = "not fit"
 	}
 	fmt.Fprintf(a.stdout, "%s: %s, %s\n", cleantext.Line(file.File), count(len(file.Images), "image"), verdict)
@@ -158,18 +158,6 @@ func (a *app) printFirmware(file *api.FirmwareFile) error {
 		rows = append(rows, []string{"Left out", what})
 	}
 	return aligned(a.stdout, "  ", rows, 0)
-}
-
-func isFit(file *api.FirmwareFile) bool {
-	errors := len(file.Findings)
-	for i := range file.Images {
-		for _, f := range file.Images[i].Findings {
-			if f.Severity == "error" {
-				errors++
-			}
-		}
-	}
-	return errors == 0
 }
 
 func findingRows(findings []api.ImageFinding) (rows [][]string) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"hash"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -274,13 +275,7 @@ func (f *finder) look(piece []byte) {
 // add adds a literal that is not known yet and that people can read.
 func add(to *[]string, literal []byte) {
 	value := string(literal)
-	if len(*to) == maxFound || value == "" || text(literal) != value {
-		return
+	if len(*to) < maxFound && value != "" && text(literal) == value && !slices.Contains(*to, value) {
+		*to = append(*to, value)
 	}
-	for _, known := range *to {
-		if known == value {
-			return
-		}
-	}
-	*to = append(*to, value)
 }
