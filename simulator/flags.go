@@ -22,6 +22,7 @@ type options struct {
 	reportFile string
 	quiet      bool
 	attack     attackOptions
+	images     imageOptions
 }
 
 // parseFlags reads the arguments. flag.ErrHelp means that help was printed.
@@ -33,6 +34,7 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 	read := o.Flags(fs)
 	level := fs.String("log", "", "`level`: debug writes connections and conversations to standard error")
 	o.attack.flags(fs)
+	o.images.flags(fs)
 	fs.DurationVar(&o.duration, "duration", 0, "stop after `D`; 0: at SIGINT or SIGTERM")
 	report := fs.String("report", "", "`format` of the report on standard output at the end: json, or empty for a short text")
 	fs.StringVar(&o.reportFile, "report-file", "", "write the JSON report to `PATH` as well")

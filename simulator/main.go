@@ -42,6 +42,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.attack.kind != "" {
 		return runAttack(ctx, o, stdout)
 	}
+	if o.images.dir != "" {
+		return writeImages(o, stdout)
+	}
 	f, err := firmware.New(o.Options)
 	if err != nil {
 		return err

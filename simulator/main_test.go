@@ -138,3 +138,23 @@ func TestReportOfAWholeRun(t *testing.T) {
 		t.Errorf("text report %q, %v", text.String(), err)
 	}
 }
+
+// The files of --images can be written for several profiles at once, and no device runs.
+func TestImages(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "images")
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"--images", dir, "--profile", "fw-2.4,robot", "--image-version", "2.5.0"}, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for _, name := range []string{"lichuang-dev-2.5.0.bin", "v2.5.0_lichuang-dev.zip", "otto-robot-2.5.0.bin", "v2.5.0_otto-robot.zip"} {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+		want.WriteString(path + "\n")
+	}
+	if out.String() != want.String() {
+		t.Errorf("output %q", out.String())
+	}
+}

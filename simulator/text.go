@@ -26,6 +26,9 @@ func writeText(w *bufio.Writer, r *firmware.Report) error {
 	}
 	fmt.Fprintf(w, "OTA checks %d, connects %d (%d failed), disconnects %d, reboots %d, crashes %d\n",
 		t.OTAChecks, t.Connects, t.ConnectFailures, t.Disconnects, t.Reboots, t.Crashes)
+	if t.Upgrades+t.UpgradesFailed > 0 {
+		fmt.Fprintf(w, "firmware: %d images flashed, %d attempts failed, %d rolled back, %d bytes loaded\n", t.Upgrades, t.UpgradesFailed, t.Rollbacks, t.DownloadBytes)
+	}
 	fmt.Fprintf(w, "wait for server hello: p50 %.1f ms, p99 %.1f ms, max %.1f ms\n", t.HelloMS.P50, t.HelloMS.P99, t.HelloMS.Max)
 	fmt.Fprintf(w, "calls %d (%d ids twice), notifications %d, photos %d, snapshots %d, audio frames %d up %d down\n",
 		t.CallsTotal, t.DuplicateCallIDs, t.Notifications, t.Photos, t.Snapshots, t.FramesSent, t.FramesReceived)

@@ -254,19 +254,3 @@ func TestOldFirmwareHidesNothing(t *testing.T) {
 		t.Errorf("v1.9.4 has no self.reboot: %+v", r)
 	}
 }
-
-func TestUpgradeBootsUnderTheNewVersion(t *testing.T) {
-	s := newFakeServer(t)
-	plain := s.ota
-	s.uploads = nil
-	s.ota = func(n int, body []byte) (int, string) {
-		status, text := plain(n, body)
-		return status, strings.TrimSuffix(text, "}") + `,"firmware":{"version":"2.5.0","url":"` + s.base + `/xiaozhi/ota/"}}`
-	}
-	f := startFleet(t, s)
-	s.acceptHello("a")
-	r := eventually(t, f, "upgraded", inState(StateConnected))
-	if r.Firmware != "2.5.0" || r.Upgrades != 1 || r.Reboots != 1 {
-		t.Errorf("report %+v", r)
-	}
-}

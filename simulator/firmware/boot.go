@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 )
 
@@ -23,6 +22,10 @@ func (d *Device) boot(ctx context.Context) {
 	d.bootedAt = time.Now()
 	d.mu.Unlock()
 	d.setLife(StateBooting, "")
+	d.load()
+	if d.crashes(faultCrashBoot) {
+		return
+	}
 	answer, err := d.checkNewVersion(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -34,6 +37,8 @@ func (d *Device) boot(ctx context.Context) {
 		return
 	case errors.Is(err, errNVS), errors.Is(err, errStoi):
 		d.halt(StateBootLoop, err)
+		return
+	case err == nil && d.faults.has(faultCrashLater) && d.sleep(secondProgram) && d.crashes(faultCrashLater):
 		return
 	}
 	d.mu.Lock()
@@ -91,9 +96,20 @@ func (d *Device) checkNewVersion(ctx context.Context) (otaAnswer, error) {
 			continue
 		}
 		failures, pause = 0, firstRetry
-		if answer.upgrade && d.upgrade(ctx, answer.firmwareURL, answer.firmware) {
-			return answer, errRestarting
+		if answer.upgrade {
+			if d.upgrade(ctx, answer.firmwareURL) {
+				return answer, errRestarting
+			}
+			// Before v1.8.0 a failed upgrade restarts the device, which is not confirmed then (v1.7.7 application.cc:170-178).
+			d.mu.Lock()
+			old := isBefore(d.runs.version, "1.8.0")
+			d.mu.Unlock()
+			if old {
+				d.reboot()
+				return answer, errRestarting
+			}
 		}
+		d.confirm()
 		if !answer.hasCode && !answer.hasChallenge {
 			return answer, nil
 		}
@@ -109,7 +125,7 @@ func (d *Device) fetch(ctx context.Context) ([]byte, error) {
 	d.mu.Lock()
 	d.stats.otaChecks++
 	d.mu.Unlock()
-	return fetchOTA(ctx, d.fleet.dialer, d.index, d.fleet.options.OTA, d.identity(), d.systemInfo().json())
+	return fetchOTA(ctx, d.fleet.dialer, d.index, d.otaURL(), d.identity(), d.systemInfo().json())
 }
 
 func (d *Device) checkOnce(ctx context.Context) (otaAnswer, error) {
@@ -120,7 +136,7 @@ func (d *Device) checkOnce(ctx context.Context) (otaAnswer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.problem = ""
-	return readOTA(body, &d.settings, d.version)
+	return readOTA(body, &d.settings, d.runs.version)
 }
 
 // activate is one turn of the activation loop; false means that the simulation ends.
@@ -132,7 +148,7 @@ func (d *Device) activate(ctx context.Context, answer otaAnswer) bool {
 			d.mu.Lock()
 			d.stats.activations++
 			d.mu.Unlock()
-			status, err := postActivation(ctx, d.fleet.dialer, d.index, d.fleet.options.OTA, d.identity(), body)
+			status, err := postActivation(ctx, d.fleet.dialer, d.index, d.otaURL(), d.identity(), body)
 			switch {
 			case err == nil && status == 200:
 				return true
@@ -145,43 +161,4 @@ func (d *Device) activate(ctx context.Context, answer otaAnswer) bool {
 		}
 	}
 	return true
-}
-
-// upgrade is Application::UpgradeFirmware: the open channel is closed first, the image needs a Content-Length, and
-// success ends in a restart under the new version. A version the caller does not know stays as it is.
-func (d *Device) upgrade(ctx context.Context, url, version string) bool {
-	d.closeChannel()
-	if !d.sleep(4 * time.Second) {
-		return false
-	}
-	if _, err := d.get(ctx, url); err != nil {
-		d.note("firmware upgrade failed: " + err.Error())
-		d.sleep(3 * time.Second)
-		return false
-	}
-	d.mu.Lock()
-	if version != "" {
-		d.version = version
-	}
-	d.stats.upgrades++
-	d.mu.Unlock()
-	d.reboot()
-	return true
-}
-
-// get downloads url the way images and firmware are fetched and returns its length.
-func (d *Device) get(ctx context.Context, url string) (int64, error) {
-	call, err := openHTTP(ctx, d.fleet.dialer, d.index, "GET", url, nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = call.close() }()
-	status, err := call.status()
-	if err != nil {
-		return 0, err
-	}
-	if status != 200 {
-		return 0, toolError("Unexpected status code: " + strconv.Itoa(status))
-	}
-	return call.download()
 }

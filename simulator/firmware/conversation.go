@@ -50,7 +50,7 @@ func (d *Device) channelOpenLocked() bool {
 func (d *Device) converse() {
 	d.mu.Lock()
 	open, talking, udp := d.channelOpenLocked(), d.app != appIdle, d.mqtt != nil
-	stopped := d.stopped || d.away
+	stopped := d.stopped || d.away || d.upgrading
 	d.mu.Unlock()
 	if talking || stopped {
 		return

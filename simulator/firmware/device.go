@@ -2,7 +2,6 @@ package firmware
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"math/rand/v2"
 	"strconv"
@@ -25,6 +24,7 @@ const (
 	StateFailed     State = "failed"
 	StateConnecting State = "connecting"
 	StateAway       State = "away"
+	StateUpgrading  State = "upgrading"
 )
 
 // appState is the part of the firmware's state machine that audio depends on (main/device_state_machine.cc).
@@ -61,7 +61,8 @@ type Device struct {
 	away    bool // without power
 
 	settings nvs
-	version  string
+	slots    *slots   // nil: never upgraded
+	runs     *program // in the slot that was booted
 	rng      *rand.Rand
 
 	// RAM, lost at every restart.
@@ -79,6 +80,7 @@ type Device struct {
 	visionURL   string
 	visionToken string
 	clock       float64
+	upgrading   bool       // an upgrade by tool failed: button and wake word do nothing
 	mqtt        *mqttState // nil on a device that uses WebSocket
 	playFrame   time.Duration
 	bootedAt    time.Time
@@ -120,7 +122,7 @@ func newDevice(f *Fleet, index, model int, clone bool) *Device {
 	p := o.Profiles[model%len(o.Profiles)]
 	d := &Device{
 		fleet: f, profile: p, tools: p.tools, index: index, id: mac, clientID: uuid4(derive(o.Seed, who, "uuid")),
-		faults: faultsOf(o.Faults, model), clone: clone, life: StateBooting, version: p.version,
+		faults: faultsOf(o.Faults, model), clone: clone, life: StateBooting, runs: p.factory,
 		volume: 70, brightness: 75, theme: "light", wsVersion: 1, playFrame: frameDuration,
 	}
 	if clone {
@@ -136,7 +138,7 @@ func newDevice(f *Fleet, index, model int, clone bool) *Device {
 		d.tools = p.oversize
 	}
 	if d.faults.has(faultHostileText) {
-		d.profile, d.tools = p.hostile, p.hostile.tools
+		d.profile, d.tools, d.runs = p.hostile, p.hostile.tools, p.hostile.factory
 	}
 	d.rng = derivedRand(o.Seed, who, "behaviour")
 	return d
@@ -162,11 +164,14 @@ func (d *Device) rssi() int { return -45 - d.index%40 }
 
 func (d *Device) systemInfo() systemInfo {
 	d.mu.Lock()
-	version := d.version
+	slot := 0
+	if d.slots != nil {
+		slot = d.slots.running
+	}
+	runs := d.runs
 	d.mu.Unlock()
-	elf := derive(0, d.profile.name, version)
 	return systemInfo{
-		profile: d.profile, version: version, mac: d.id, clientID: d.clientID, ssid: d.ssid(), elf: hex.EncodeToString(elf[:]),
+		profile: d.profile, runs: runs, slot: slot, mac: d.id, clientID: d.clientID, ssid: d.ssid(),
 		rssi: d.rssi(), channel: 1 + d.index%13, ip: "192.0.2." + strconv.Itoa(1+d.index%254),
 	}
 }
@@ -175,7 +180,7 @@ func (d *Device) identity() otaIdentity {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return otaIdentity{serial: d.serial, deviceID: d.id, clientID: d.clientID,
-		agent: d.profile.board + "/" + d.version, language: d.profile.language}
+		agent: d.runs.board + "/" + d.runs.version, language: d.profile.language}
 }
 
 // random draws from the device's own stream.
@@ -235,6 +240,9 @@ func (d *Device) setLife(s State, problem string) {
 func (d *Device) setLifeLocked(s State, problem string) {
 	if d.stopped || d.away {
 		return
+	}
+	if d.upgrading {
+		s = StateUpgrading
 	}
 	d.fleet.count(d.life, s)
 	d.life = s
@@ -327,7 +335,7 @@ func (d *Device) powerOffLocked() (drop func()) {
 	d.errored, d.playFrame = false, frameDuration
 	d.sessionID, d.helloSeen, d.wsVersion = "", false, 1
 	d.visionURL, d.visionToken = "", ""
-	d.app, d.mode = appIdle, ""
+	d.app, d.mode, d.upgrading = appIdle, "", false
 	d.jobs, d.spare, d.audioQueue, d.restart = nil, nil, 0, d.looping
 	return drop
 }

@@ -33,6 +33,7 @@ type fakeServer struct {
 	activate func(n int, body string) int
 	acts     []string
 	uploads  func(r *http.Request, file []byte) (int, string)
+	image    func(w http.ResponseWriter)
 }
 
 type fakeConn struct {
@@ -58,6 +59,7 @@ func newFakeServer(t *testing.T) *fakeServer {
 	mux.HandleFunc("/xiaozhi/ota/activate", s.serveActivate)
 	mux.HandleFunc("/xiaozhi/v1/", s.serveWS)
 	mux.HandleFunc("/upload", s.serveUpload)
+	mux.HandleFunc("/image", func(w http.ResponseWriter, _ *http.Request) { s.image(w) })
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })

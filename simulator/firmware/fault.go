@@ -7,7 +7,7 @@ import (
 )
 
 // fault is one way in which a device misbehaves; a device has a set of them.
-type fault uint16
+type fault uint32
 
 const (
 	faultSilent fault = 1 << iota
@@ -24,12 +24,20 @@ const (
 	faultUDPReorder
 	faultNAT
 	faultHostileText
+	faultCrashBoot
+	faultCrashLater
+	faultRejectImage
+	faultCutDownload
+	faultWrongBoard
+	faultForeignServer
+	faultPowerCut
 )
 
 // FaultNames lists the faults that --fault takes, in the order of the documentation.
 func FaultNames() []string {
 	return []string{"silent", "slow", "late-reply", "unescaped-error", "cursor-loop", "oversize-tool",
-		"dup-hello", "clone", "flap", "bad-frame", "udp-loss", "udp-reorder", "nat", "hostile-text"}
+		"dup-hello", "clone", "flap", "bad-frame", "udp-loss", "udp-reorder", "nat", "hostile-text",
+		"crash-boot", "crash-later", "reject-image", "cut-download", "wrong-board", "foreign-server", "power-cut"}
 }
 
 func (f fault) has(x fault) bool { return f&x != 0 }

@@ -225,7 +225,7 @@ func (f *Fleet) progressLine() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	line := fmt.Sprintf("devices %d connected %d", len(f.devices), f.states[StateConnected])
-	for _, s := range []State{StateBooting, StateConnecting, StateIdle, StateWaiting, StateBootLoop, StateHung, StateCrashed, StateNoEndpoint, StateFailed, StateAway} {
+	for _, s := range []State{StateBooting, StateConnecting, StateIdle, StateWaiting, StateBootLoop, StateHung, StateCrashed, StateNoEndpoint, StateFailed, StateAway, StateUpgrading} {
 		if n := f.states[s]; n > 0 {
 			line += fmt.Sprintf(" %s %d", s, n)
 		}

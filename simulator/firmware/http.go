@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -105,7 +106,7 @@ func (c *httpCall) status() (int, error) {
 		return 0, err
 	}
 	c.reader = httpReaders.Get().(*bufio.Reader)
-	c.reader.Reset(c.tcp)
+	c.reader.Reset(recv{c.tcp})
 	answer, err := http.ReadResponse(c.reader, &http.Request{Method: "POST"})
 	if err != nil {
 		return 0, err
@@ -126,12 +127,39 @@ func (c *httpCall) body() ([]byte, error) {
 	return data, err
 }
 
-// download discards a body whose length must be announced and returns that length: images and firmware.
-func (c *httpCall) download() (int64, error) {
-	if c.answer.ContentLength <= 0 {
-		return 0, errors.New("answer without Content-Length")
+// recv reads as esp-ml307 does: at most 1,500 bytes at a time (src/esp/esp_tcp.cc:133).
+type recv struct{ io.Reader }
+
+func (r recv) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(len(p), 1500)]) }
+
+// pieces gives a body to take as it arrives, within 30 s for each piece and any time in all. An error of take ends it.
+func (c *httpCall) pieces(take func(piece []byte) error) error {
+	room := getBuffer()
+	defer putBuffer(room)
+	*room = slices.Grow((*room)[:0], 4096)[:4096]
+	// What came with the end of the header is the first piece.
+	first := c.reader.Buffered()
+	for left := c.answer.ContentLength; left > 0; {
+		piece := *room
+		if first > 0 {
+			piece = piece[:min(first, len(piece))]
+			first = 0
+		}
+		if err := c.tcp.SetDeadline(time.Now().Add(httpTimeout)); err != nil {
+			return err
+		}
+		n, err := c.answer.Body.Read(piece)
+		left -= int64(n)
+		if n > 0 {
+			if err := take(piece[:n]); err != nil {
+				return err
+			}
+		}
+		if err != nil && left > 0 {
+			return err
+		}
 	}
-	return io.Copy(io.Discard, c.answer.Body)
+	return nil
 }
 
 func (c *httpCall) close() error {

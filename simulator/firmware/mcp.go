@@ -85,7 +85,7 @@ func (d *Device) initializeResult() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"` +
-		d.profile.board + `","version":"` + d.version + `"}}`
+		d.runs.board + `","version":"` + d.runs.version + `"}}`
 }
 
 // initialize is McpServer::ParseCapabilities: only a string url changes anything, and it clears a token not given.

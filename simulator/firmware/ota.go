@@ -22,7 +22,6 @@ type otaAnswer struct {
 	mqtt         bool
 	websocket    bool
 	upgrade      bool
-	firmware     string
 	firmwareURL  string
 	// clock is the device's new wall clock in ms since the epoch, time zone included; 0 when not given.
 	clock float64
@@ -110,8 +109,8 @@ func readOTA(body []byte, settings *nvs, current string) (otaAnswer, error) {
 	}
 	fw := root.get("firmware")
 	if version, url := fw.get("version"), fw.get("url"); fw.is(jsonObject) && version.is(jsonString) && url.is(jsonString) {
-		a.firmware, a.firmwareURL = version.string(), url.string()
-		if a.upgrade, err = newerVersion(current, a.firmware); err != nil {
+		a.firmwareURL = url.string()
+		if a.upgrade, err = newerVersion(current, version.string()); err != nil {
 			return a, err
 		}
 		if force := fw.get("force"); force.is(jsonNumber) && force.int32() == 1 {

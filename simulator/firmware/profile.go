@@ -57,11 +57,19 @@ type Profile struct {
 	foreignEvery int
 	tools        *toolset
 	oversize     *toolset
+	factory      *program // what a device runs before any upgrade
+	table        string   // the partition table as JSON
 	hostile      *Profile // with the texts of the fault hostile-text
 }
 
 // Name is the name by which ParseProfiles finds the profile.
 func (p *Profile) Name() string { return p.name }
+
+// Board is the name of the profile's board.
+func (p *Profile) Board() string { return p.board }
+
+// Version is that of the image that the profile's devices have from the factory.
+func (p *Profile) Version() string { return p.version }
 
 // catalog is all profiles, the newest firmware first.
 type catalog []*Profile
@@ -91,6 +99,14 @@ var profiles = sync.OnceValue(func() catalog {
 			tools: newToolset(tools19()),
 		},
 		{
+			// Builds before v1.8.0 restart after a failed upgrade.
+			name: "fw-1.7", board: "esp32s3-korvo2-v3", version: "1.7.6", language: "zh-CN", chip: "esp32s3", idf: "v5.4.1",
+			compiled: "Jul  4 2025T02:15:44Z", width: 240, height: 240,
+			cameraText: true, ttsNeedsState: true,
+			laxUDP: true, laxGoodbye: true, echoGoodbye: true, cutsTail: true,
+			tools: newToolset(commonTools(false)),
+		},
+		{
 			name: "robot", board: "otto-robot", version: "2.2.6", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
 			compiled: "Mar  3 2026T16:20:45Z", withDisplay: true, width: 240, height: 240,
 			overtaking: true, userTools: true, ttsNeedsState: true, quotedSSID: true, foreignEvery: 8,
@@ -99,6 +115,7 @@ var profiles = sync.OnceValue(func() catalog {
 		},
 	}
 	for _, p := range c {
+		p.factory, p.table = p.program(p.version), p.tableJSON()
 		p.oversize = newToolset(withOversizeTool(p.tools.list))
 		p.hostile = p.withHostileText()
 	}
@@ -168,11 +185,11 @@ func (p *Profile) appendFeatures(b []byte) []byte {
 // systemInfo describes one device for the OTA body.
 type systemInfo struct {
 	profile  *Profile
-	version  string
+	runs     *program
+	slot     int
 	mac      string
 	clientID string
 	ssid     string
-	elf      string
 	rssi     int
 	channel  int
 	ip       string
@@ -185,14 +202,13 @@ func (s systemInfo) json() string {
 	b := make([]byte, 0, 1024)
 	b = append(b, `{"version":2,"language":"`+p.language+`","flash_size":16777216,"minimum_free_heap_size":"123456","mac_address":"`...)
 	b = append(b, s.mac+`","uuid":"`+s.clientID+`","chip_model_name":"`+p.chip+`",`...)
-	b = append(b, `"chip_info":{"model":9,"cores":2,"revision":2,"features":18},"application":{"name":"xiaozhi","version":"`...)
-	b = append(b, s.version+`","compile_time":"`+p.compiled+`","idf_version":"`+p.idf+`","elf_sha256":"`+s.elf+`"},`...)
-	b = append(b, `"partition_table": [{"label":"nvs","type":1,"subtype":2,"address":36864,"size":16384},`...)
-	b = append(b, `{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":4128768}],"ota":{"label":"ota_0"},`...)
+	b = append(b, `"chip_info":{"model":9,"cores":2,"revision":2,"features":18},"application":{"name":"`+s.runs.project+`","version":"`...)
+	b = append(b, s.runs.version+`","compile_time":"`+s.runs.compiled+`","idf_version":"`+s.runs.idf+`","elf_sha256":"`+s.runs.elf+`"},`...)
+	b = append(b, `"partition_table": `+p.table+`,"ota":{"label":"ota_`+strconv.Itoa(s.slot)+`"},`...)
 	if p.withDisplay {
 		b = append(b, `"display":{"monochrome":false,"width":`+strconv.Itoa(p.width)+`,"height":`+strconv.Itoa(p.height)+`},`...)
 	}
-	b = append(b, `"board":{"type":"`+p.board+`","name":"`+p.board+`",`...)
+	b = append(b, `"board":{"type":"`+s.runs.board+`","name":"`+s.runs.board+`",`...)
 	if p.withMaker {
 		b = append(b, `"manufacturer":"`+p.maker+`",`...)
 	}

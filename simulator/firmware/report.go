@@ -11,7 +11,9 @@ import (
 
 // deviceStats is what one device counts; guarded by the device's mutex.
 type deviceStats struct {
-	otaChecks, activations, upgrades     uint64
+	otaChecks, activations               uint64
+	upgrades, failedUpgrades, rollbacks  uint64
+	downloadBytes                        uint64
 	connects, connectFailures            uint64
 	disconnects, closeFrames, sendErrors uint64
 	hellos, serverHellos, crashes        uint64
@@ -76,6 +78,11 @@ type DeviceReport struct {
 	OTAChecks           uint64            `json:"ota_checks"`
 	Activations         uint64            `json:"activations"`
 	Upgrades            uint64            `json:"upgrades"`
+	UpgradesFailed      uint64            `json:"upgrades_failed"`
+	Rollbacks           uint64            `json:"rollbacks"`
+	DownloadBytes       uint64            `json:"download_bytes"`
+	ELF                 string            `json:"elf_sha256"`
+	Image               string            `json:"image_state"`
 	Reboots             uint64            `json:"reboots"`
 	Crashes             uint64            `json:"crashes"`
 	Connects            uint64            `json:"connects"`
@@ -133,6 +140,10 @@ type Totals struct {
 	Disconnects      uint64            `json:"disconnects"`
 	Hellos           uint64            `json:"hellos"`
 	ServerHellos     uint64            `json:"server_hellos"`
+	Upgrades         uint64            `json:"upgrades"`
+	UpgradesFailed   uint64            `json:"upgrades_failed"`
+	Rollbacks        uint64            `json:"rollbacks"`
+	DownloadBytes    uint64            `json:"download_bytes"`
 	Reboots          uint64            `json:"reboots"`
 	Crashes          uint64            `json:"crashes"`
 	CallsTotal       uint64            `json:"calls_total"`
@@ -205,9 +216,10 @@ func (d *Device) Report() DeviceReport {
 	defer d.mu.Unlock()
 	s := &d.stats
 	r := DeviceReport{
-		ID: d.id, ClientID: d.clientID, Serial: d.serial, Clone: d.clone, Profile: d.profile.name, Board: d.profile.board,
-		Firmware: d.version, State: d.life, Error: d.problem,
-		OTAChecks: s.otaChecks, Activations: s.activations, Upgrades: s.upgrades, Reboots: s.reboots, Crashes: s.crashes,
+		ID: d.id, ClientID: d.clientID, Serial: d.serial, Clone: d.clone, Profile: d.profile.name, Board: d.runs.board,
+		Firmware: d.runs.version, ELF: d.runs.elf, Image: slotValid.String(), State: d.life, Error: d.problem,
+		OTAChecks: s.otaChecks, Activations: s.activations, Upgrades: s.upgrades,
+		UpgradesFailed: s.failedUpgrades, Rollbacks: s.rollbacks, DownloadBytes: s.downloadBytes, Reboots: s.reboots, Crashes: s.crashes,
 		Connects: s.connects, ConnectFailures: s.connectFailures, Disconnects: s.disconnects, CloseFrames: s.closeFrames,
 		SendErrors: s.sendErrors, Hellos: s.hellos, ServerHellos: s.serverHellos,
 		SessionIDs: append([]string{}, s.sessions...),
@@ -217,6 +229,9 @@ func (d *Device) Report() DeviceReport {
 		Markers: maps.Clone(s.markers), Absences: s.absences, Notifications: s.notifications, Photos: append([]PhotoRecord{}, s.photos...),
 		Snapshots: append([]SnapshotRecord{}, s.snapshots...), Pings: s.pings,
 		ServerMessages: make(map[string]uint64, len(s.messages)), Volume: d.volume, ClockMS: int64(d.clock),
+	}
+	if d.slots != nil {
+		r.Image = d.slots.states[d.slots.running].String()
 	}
 	for _, n := range s.markers {
 		if n > 1 {
@@ -250,6 +265,10 @@ func (f *Fleet) Report() *Report {
 		t.Disconnects += v.Disconnects
 		t.Hellos += v.Hellos
 		t.ServerHellos += v.ServerHellos
+		t.Upgrades += v.Upgrades
+		t.UpgradesFailed += v.UpgradesFailed
+		t.Rollbacks += v.Rollbacks
+		t.DownloadBytes += v.DownloadBytes
 		t.Reboots += v.Reboots
 		t.Crashes += v.Crashes
 		t.CallsTotal += v.CallsTotal

@@ -42,5 +42,6 @@ func hostileTools() []*tool {
 func (p *Profile) withHostileText() *Profile {
 	q := *p
 	q.board, q.tools = hostileTexts[0], newToolset(hostileTools())
+	q.factory = q.program(q.version)
 	return &q
 }

@@ -31,7 +31,7 @@ func userTools() []*tool {
 			// Meant as a description, the sentence became the default.
 			properties: []property{str("url").orString("The URL of the firmware binary file to download and install")},
 			run: func(d *Device, args []arg) (outcome, error) {
-				d.post(job{kind: jobDo, do: func() { d.upgrade(d.fleet.ctx, args[0].s, "") }})
+				d.post(job{kind: jobDo, do: func() { d.upgradeByTool(args[0].s) }})
 				return flagText(true)
 			},
 		},
@@ -54,7 +54,7 @@ func userTools() []*tool {
 			properties: []property{str("url")},
 			blocking:   true,
 			run: func(d *Device, args []arg) (outcome, error) {
-				if _, err := d.get(d.fleet.ctx, args[0].s); err != nil {
+				if err := d.preview(args[0].s); err != nil {
 					var failure toolError
 					switch {
 					case errors.As(err, &failure):
@@ -87,4 +87,13 @@ func userTools() []*tool {
 		t.userOnly = true
 	}
 	return list
+}
+
+// preview downloads a picture whole, as main/mcp_server.cc:230-270 does, and throws it away.
+func (d *Device) preview(url string) error {
+	call, err := d.get(d.fleet.ctx, url)
+	if err != nil {
+		return err
+	}
+	return errors.Join(call.pieces(func([]byte) error { return nil }), call.close())
 }

@@ -83,6 +83,7 @@ func vectorDevice(t *testing.T) (*Device, *recorder) {
 	p := &Profile{name: "vector", board: "bread-compact-wifi", version: "2.4.2", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
 		compiled: "Aug  8 2026T08:40:00Z", withDisplay: true, withMaker: true, width: 320, height: 240, glyph: glyphOn,
 		overtaking: true, userTools: true, tools: vectorTools()}
+	p.factory = p.program(p.version)
 	voice, err := openRecording(voiceFile)
 	if err != nil {
 		t.Fatal(err)
@@ -392,8 +393,10 @@ func TestVectorsOTARequest(t *testing.T) {
 	}
 	vector(t, "ota_request", &v)
 	d, _ := vectorDevice(t)
-	body := systemInfo{profile: d.profile, version: "2.4.2", mac: d.id, clientID: d.clientID, ssid: "lab", rssi: -52, channel: 6,
-		ip: "192.0.2.33", elf: strings.Repeat("0", 60) + "1234"}.json()
+	runs, profile := *d.runs, *d.profile
+	runs.elf = strings.Repeat("0", 60) + "1234"
+	profile.table = `[{"label":"nvs","type":1,"subtype":2,"address":36864,"size":16384},{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":4128768}]`
+	body := systemInfo{profile: &profile, runs: &runs, mac: d.id, clientID: d.clientID, ssid: "lab", rssi: -52, channel: 6, ip: "192.0.2.33"}.json()
 	if body != v.Request.Body {
 		t.Errorf("body\n%s\nwant\n%s", body, v.Request.Body)
 	}
