@@ -11,10 +11,14 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
+// openPath creates the path of a conversation's audio.
+type openPath = func(*speech.Conversation) (speech.AudioPath, error)
+
 // OpenAudio opens a conversation and returns the server's hello, from local state only.
 // open creates the path of its audio. It replaces an open conversation: devices send
-// another hello without a goodbye.
-func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.Conversation) (speech.AudioPath, error)) (hello.Server, error) {
+// another hello without a goodbye. A conversation that ends with its connection, as over
+// WebSocket, is created when something needs it, unless a voice service takes part.
+func (x *Session) OpenAudio(h hello.Device, transport string, open openPath) (hello.Server, error) {
 	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Identity: x.who, Hello: h}
 	if x.remote.IsValid() && x.svc.speech.HasVoice() {
 		o.Identity.Remote = x.remote.String()
@@ -24,6 +28,10 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 		x.hellos++
 		o.ID += "-" + strconv.Itoa(int(x.hellos))
 		x.mu.Unlock()
+	}
+	reply := hello.Server{Transport: transport, SessionID: o.ID, Audio: hello.ServerAudio}
+	if o.Owned && !x.svc.speech.HasVoice() {
+		return reply, x.setUnused(open)
 	}
 	c, err := x.svc.speech.Open(x.entry, o, open)
 	if err != nil {
@@ -40,8 +48,69 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
 		x.closeConversation(reason)
 	}
-	return hello.Server{Transport: transport, SessionID: c.ID(), Audio: hello.ServerAudio}, nil
+	return reply, nil
 }
+
+// setUnused opens a conversation that is created when something needs it, in place of the device's current one.
+func (x *Session) setUnused(open openPath) error {
+	e := x.entry
+	e.mu.Lock()
+	if e.session.Load() != x {
+		e.mu.Unlock()
+		return ClosedError{devices.CloseSuperseded}
+	}
+	old := e.conversation.Swap(nil)
+	x.mu.Lock()
+	if x.closed == "" {
+		x.unused = open
+		x.svc.speech.Stats().Conversations.Add(1)
+	}
+	x.mu.Unlock()
+	e.mu.Unlock()
+	if old != nil {
+		old.End()
+	}
+	return nil
+}
+
+// talk returns the device's conversation, nil if none is open, and creates it if it was not used yet.
+func (e *entry) talk() *speech.Conversation {
+	if c := e.conversation.Load(); c != nil {
+		return c
+	}
+	x := e.session.Load()
+	if x == nil || !x.useConversation() {
+		return e.conversation.Load()
+	}
+	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
+		x.closeConversation(reason)
+	}
+	return e.conversation.Load()
+}
+
+// useConversation creates the conversation of setUnused; created is false if there is none.
+func (x *Session) useConversation() (created bool) {
+	e := x.entry
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	open := x.unused
+	if open == nil || e.session.Load() != x {
+		return false
+	}
+	x.unused = nil
+	c, err := x.svc.speech.Open(e, speech.Opening{ID: x.id, Owned: true, Counted: true}, open)
+	if err != nil { // its path exists as long as the connection
+		x.svc.speech.Stats().Conversations.Add(-1)
+		return false
+	}
+	e.conversation.Store(c)
+	return true
+}
+
+// isTalkingLocked reports whether a conversation is open on the device.
+func (x *Session) isTalkingLocked() bool { return x.unused != nil || x.entry.conversation.Load() != nil }
 
 // setConversation makes c the device's conversation, unless x is no longer its session:
 // then the conversation belongs to another session.
@@ -64,7 +133,7 @@ func (x *Session) BeginConversation() {
 
 // CloseAudio ends the conversation; the session continues.
 func (x *Session) CloseAudio() {
-	if c := x.entry.conversation.Load(); c != nil {
+	if c := x.entry.talk(); c != nil {
 		c.End()
 	}
 }
@@ -72,7 +141,7 @@ func (x *Session) CloseAudio() {
 // HandleAudio handles one Opus packet of the device; it does not keep f. Frames without a
 // conversation are counted and dropped.
 func (x *Session) HandleAudio(f envelope.Frame) {
-	if c := x.entry.conversation.Load(); c != nil && x.owns(c) {
+	if c := x.entry.talk(); c != nil && x.owns(c) {
 		c.HandleAudio(f)
 		return
 	}

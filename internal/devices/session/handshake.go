@@ -69,15 +69,15 @@ func (x *Session) StartMCP(f devices.Features) {
 func (x *Session) Relist() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	now := time.Now()
-	switch wait := x.relistAt.Add(relistEvery).Sub(now); {
+	now := clock.Reading(time.Now())
+	switch wait := time.Duration(x.relistAt + int64(relistEvery) - now); {
 	case x.closed != "", x.relistDue:
 	case wait > 0:
 		x.relistDue = true
 		time.AfterFunc(wait, func() { // not stopped at Close: it is short and checks first
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			x.relistDue, x.relistAt = false, time.Now()
+			x.relistDue, x.relistAt = false, clock.Reading(time.Now())
 			x.startHandshakeLocked()
 		})
 	default:

@@ -18,7 +18,7 @@ type queuedMessage struct {
 // Queue writes a checked message, or queues it after the speech that it belongs to. done is
 // called with the outcome, on this or another goroutine.
 func (x *Session) Queue(kind string, msg []byte, done func(error)) {
-	c := x.entry.conversation.Load()
+	c := x.entry.talk()
 	session := x.id
 	if c != nil {
 		session = c.ID()
@@ -102,7 +102,7 @@ func sessionOf(body []byte) string {
 // packets are counted.
 func (s *Hub) SendAudio(id devices.ID, opus []byte) {
 	if e := s.table.get(id); e != nil {
-		if c := e.conversation.Load(); c != nil {
+		if c := e.talk(); c != nil {
 			_ = c.SendAudio(envelope.Frame{Opus: opus}) // counted there
 			return
 		}

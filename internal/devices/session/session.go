@@ -56,7 +56,7 @@ type Session struct {
 	mcpError     string
 	board        string // as reported in `initialize` on this connection
 	firmware     string
-	relistAt     time.Time
+	relistAt     int64 // when the list was last read again, as clock.Reading
 	attempts     int32
 	inFlight     int32
 	retry        *time.Timer
@@ -68,6 +68,8 @@ type Session struct {
 	queue devices.Turns // calls that wait for a slot
 
 	messages []queuedMessage // for the device, while it has no conversation
+
+	unused openPath // of the conversation, until something needs it; nil: it is in the entry, or there is none
 
 	callers any // state that dispatch keeps for the device's callers; nil until needed
 
@@ -143,6 +145,10 @@ func (x *Session) Close(reason devices.CloseReason) {
 	x.queue.Close()
 	if x.retry != nil {
 		x.retry.Stop()
+	}
+	if x.unused != nil {
+		x.unused = nil
+		x.svc.speech.Stats().Conversations.Add(-1)
 	}
 	state, announced, calls := x.mcp, x.announced, int(x.inFlight)+waiting
 	presence := x.presenceLocked(false)
@@ -247,7 +253,7 @@ func (x *Session) AnswerCount() uint32 { return x.client.Answered() }
 
 // onMessage applies a message to the conversation, and publishes it.
 func (x *Session) onMessage(kind string, m envelope.Message, msg []byte) {
-	c := x.entry.conversation.Load()
+	c := x.entry.talk()
 	if c != nil {
 		c.HandleMessage(kind, m.SessionID, msg)
 	}

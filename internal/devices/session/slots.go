@@ -93,7 +93,11 @@ func (x *Session) IsSettled() bool {
 }
 
 // IsTalking reports whether a conversation is open on the device.
-func (x *Session) IsTalking() bool { return x.entry.conversation.Load() != nil }
+func (x *Session) IsTalking() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.isTalkingLocked()
+}
 
 // Release passes the slot to the next caller.
 func (x *Session) Release() {

@@ -21,9 +21,8 @@ func (x *Session) View() devices.View {
 	defer x.mu.Unlock()
 	seq := x.seq
 	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
-		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
+		AudioOpen: x.isTalkingLocked(), AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
 	if c := e.conversation.Load(); c != nil {
-		v.AudioOpen = true
 		received, dropped := c.Audio()
 		v.AudioPackets += received
 		v.AudioDropped += dropped
