@@ -130,7 +130,7 @@ func (s *Hub) install(x *Session, who devices.Identity) (old *Session, err error
 
 func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Session, err error) {
 	who.Remote, who.Device = "", e.id // no second copy of the strings of the entry
-	if known := e.device.Load().ClientID; known == who.ClientID {
+	if known := e.stored.Load().client; known == who.ClientID {
 		who.ClientID = known
 	}
 	x.entry, x.who = e, who
@@ -139,8 +139,13 @@ func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Se
 		return nil, errReconnects
 	}
 	old = e.session.Load()
-	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Record(x.connected) {
-		return nil, errContested
+	if old != nil && old.who.ClientID != x.who.ClientID {
+		if e.takeovers == nil {
+			e.takeovers = &devices.Takeovers{}
+		}
+		if e.takeovers.Record(x.connected) {
+			return nil, errContested
+		}
 	}
 	x.epoch = max(devices.Epoch(clock.Now().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch

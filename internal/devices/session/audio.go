@@ -110,7 +110,9 @@ func (x *Session) useConversation() (created bool) {
 }
 
 // isTalkingLocked reports whether a conversation is open on the device.
-func (x *Session) isTalkingLocked() bool { return x.unused != nil || x.entry.conversation.Load() != nil }
+func (x *Session) isTalkingLocked() bool {
+	return x.unused != nil || x.entry.conversation.Load() != nil
+}
 
 // setConversation makes c the device's conversation, unless x is no longer its session:
 // then the conversation belongs to another session.
@@ -231,7 +233,7 @@ func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 }
 
 // Firmware implements speech.Line.
-func (e *entry) Firmware() string { return e.device.Load().Firmware }
+func (e *entry) Firmware() string { return e.stored.Load().facts.Firmware }
 
 // IsBusy implements speech.Line.
 func (e *entry) IsBusy() bool {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -187,10 +188,10 @@ func (x *Session) initialize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	board, firmware := s.strings.get(devices.Clip(info.Name)), s.strings.get(devices.Clip(info.Version))
+	reported := s.table.facts.get(devices.Facts{Board: devices.Clip(info.Name), Firmware: devices.Clip(info.Version)})
 	x.mu.Lock()
 	x.initialized, x.grantExpires = true, expires
-	x.board, x.firmware = board, firmware
+	x.reported = reported
 	x.mu.Unlock()
 	if x.entry.isKnown() {
 		x.reportInitialized()
@@ -203,20 +204,18 @@ func (x *Session) initialize(ctx context.Context) error {
 // reports its board and version only there. They are newer than any earlier check.
 func (x *Session) reportInitialized() {
 	x.mu.Lock()
-	board, firmware := x.board, x.firmware
+	reported := x.reported
 	x.mu.Unlock()
-	d := x.entry.device.Load()
-	if firmware == "" || d.Firmware == firmware && d.Board != "" {
+	d := x.entry.device()
+	if reported == nil || reported.Firmware == "" || d.Firmware == reported.Firmware && d.Board != "" {
 		return
 	}
 	f := devices.Check{Device: d.ID, Facts: d.Facts}
-	f.Firmware, f.CheckedAt = firmware, clock.Now().Truncate(time.Microsecond)
-	if d.Firmware != firmware {
+	f.Firmware, f.CheckedAt = reported.Firmware, clock.Now().Truncate(time.Microsecond)
+	if d.Firmware != f.Firmware {
 		f.ELF = "" // the ELF belongs to another image
 	}
-	if f.Board == "" {
-		f.Board = board
-	}
+	f.Board = cmp.Or(f.Board, reported.Board)
 	x.svc.OnFacts(f)
 }
 

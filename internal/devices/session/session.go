@@ -54,9 +54,8 @@ type Session struct {
 
 	mcp          devices.MCPState
 	mcpError     string
-	board        string // as reported in `initialize` on this connection
-	firmware     string
-	relistAt     int64 // when the list was last read again, as clock.Reading
+	reported     *devices.Facts // board and firmware, in `initialize` on this connection; nil: it has not answered
+	relistAt     int64          // when the list was last read again, as clock.Reading
 	attempts     int32
 	inFlight     int32
 	retry        *time.Timer
@@ -100,7 +99,7 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	}
 	if cat := known.Get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
-	} else if cat := known.ForELF(e.device.Load().ELF); cat != nil {
+	} else if cat := known.ForELF(e.stored.Load().facts.ELF); cat != nil {
 		x.catalog = cat
 	}
 	if x.catalog != nil {
@@ -346,7 +345,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 
 // DeviateMCP counts a deviation by the device's firmware version.
 func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
-	key := DeviationKey{d, p.entry.device.Load().Firmware}
+	key := DeviationKey{d, p.entry.stored.Load().facts.Firmware}
 	stats := &p.svc.stats
 	if stats.Deviations.Len() >= MaxDeviationKeys && stats.Deviations.Get(key) == 0 {
 		key.Firmware = "other"

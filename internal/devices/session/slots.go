@@ -138,7 +138,7 @@ func (x *Session) Tools() Tools {
 }
 
 // Labels returns the device's labels; after AwaitRow those in the database.
-func (x *Session) Labels() map[string]string { return x.entry.device.Load().Labels }
+func (x *Session) Labels() map[string]string { return x.entry.stored.Load().labels }
 
 // CallerState returns the state that make created at the first call; it lives as long as the
 // session. Without make it may be nil. All calls have the same T.

@@ -20,7 +20,7 @@ func (x *Session) View() devices.View {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	seq := x.seq
-	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
+	v := devices.View{Device: e.device(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
 		AudioOpen: x.isTalkingLocked(), AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
 	if c := e.conversation.Load(); c != nil {
 		received, dropped := c.Audio()
