@@ -19,7 +19,8 @@ type openPath = func(*speech.Conversation) (speech.AudioPath, error)
 // another hello without a goodbye. A conversation that ends with its connection, as over
 // WebSocket, is created when something needs it, unless a voice service takes part.
 func (x *Session) OpenAudio(h hello.Device, transport string, open openPath) (hello.Server, error) {
-	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Identity: x.who, Hello: h}
+	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Hello: h,
+		Identity: devices.Identity{Device: x.entry.id, ClientID: x.clientID, Transport: x.transport, Verified: x.verified, Generation: x.generation}}
 	if x.remote.IsValid() && x.svc.speech.HasVoice() {
 		o.Identity.Remote = x.remote.String()
 	}
@@ -159,7 +160,7 @@ func (x *Session) sayGoodbye(id string) {
 	msg := append(jsonspan.AppendString([]byte(`{"type":"goodbye","session_id":`), id), '}')
 	x.trace(false, msg)
 	if err := x.conn.SendControl(msg); err != nil {
-		x.svc.log.Debug("goodbye not sent", "device", x.who.Device, "error", err)
+		x.svc.log.Debug("goodbye not sent", "device", x.entry.id, "error", err)
 	}
 }
 
@@ -168,7 +169,7 @@ func (x *Session) sayGoodbye(id string) {
 // messages contain the latest id also after the end.
 func (x *Session) endStaleConversation(id []byte) {
 	const maxID = 64 // bytes
-	if x.staleEnded || len(id) == 0 || len(id) > maxID || x.who.Transport != devices.TransportMQTT ||
+	if x.staleEnded || len(id) == 0 || len(id) > maxID || x.transport != devices.TransportMQTT ||
 		bytes.HasPrefix(id, []byte(x.id)) || x.entry.conversation.Load() != nil {
 		return
 	}
@@ -196,11 +197,11 @@ func (x *Session) closeConversation(reason devices.CloseReason) {
 // adopt continues the conversation of a lost connection.
 func (x *Session) adopt() {
 	c := x.entry.conversation.Load()
-	if c == nil || c.IsOwned() || x.who.Transport != devices.TransportMQTT {
+	if c == nil || c.IsOwned() || x.transport != devices.TransportMQTT {
 		return
 	}
 	c.Reattach()
-	x.svc.log.Debug("conversation goes on", "device", x.who.Device, "session", x.id, "conversation", c.ID())
+	x.svc.log.Debug("conversation goes on", "device", x.entry.id, "session", x.id, "conversation", c.ID())
 }
 
 // Device implements speech.Line.
@@ -256,8 +257,9 @@ func (e *entry) RemoveConversation(c *speech.Conversation) {
 	if x := e.session.Load(); x != nil {
 		received, dropped := c.Audio()
 		x.mu.Lock()
-		x.audioPackets += received
-		x.audioDropped += dropped
+		u := x.useLocked()
+		u.audioPackets += received
+		u.audioDropped += dropped
 		x.mu.Unlock()
 	}
 }

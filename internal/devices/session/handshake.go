@@ -61,8 +61,8 @@ func (x *Session) StartMCP(f devices.Features) {
 	presence := x.presenceLocked(x.closed == "")
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
-	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.who.Generation})
-	x.svc.notify(func(l Lifecycle) { l.Ready(x.who.Device, x.id) })
+	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.generation})
+	x.svc.notify(func(l Lifecycle) { l.Ready(x.entry.id, x.id) })
 }
 
 // Relist reads the list again because the device reported a change, or refused a listed
@@ -183,14 +183,16 @@ func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, er
 // initialize sends the device the upload address for photos and reads what it is.
 func (x *Session) initialize(ctx context.Context) error {
 	s := x.svc
-	url, token, expires := s.ports.Vision.Grant(x.who.Device, clock.Now())
+	url, token, expires := s.ports.Vision.Grant(x.entry.id, clock.Now())
 	info, err := x.client.Initialize(ctx, mcpclient.InitParams{VisionURL: url, VisionToken: token, Version: s.cfg.Version})
 	if err != nil {
 		return err
 	}
 	reported := s.table.facts.get(devices.Facts{Board: devices.Clip(info.Name), Firmware: devices.Clip(info.Version)})
 	x.mu.Lock()
-	x.initialized, x.grantExpires = true, expires
+	if x.initialized, x.grantExpires = true, 0; !expires.IsZero() {
+		x.grantExpires = expires.Unix()
+	}
 	x.reported = reported
 	x.mu.Unlock()
 	if x.entry.isKnown() {
@@ -238,8 +240,8 @@ func (x *Session) failed(err error) {
 	} else {
 		x.catalogState = devices.CatalogStale
 	}
-	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
-	x.attempts++
+	pause := min(retryFirst<<x.attempts, retryLast)
+	x.attempts = min(x.attempts+1, 10)
 	if x.retry != nil {
 		x.retry.Stop()
 	}
@@ -249,7 +251,7 @@ func (x *Session) failed(err error) {
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
 	x.record(devices.Step{Kind: devices.StepMCPFailed, Cause: devices.StepCause(state), Text: reason})
-	x.svc.log.Warn("MCP handshake failed", "device", x.who.Device, "session", x.id, "state", state, "retry", pause, "error", reason)
+	x.svc.log.Warn("MCP handshake failed", "device", x.entry.id, "session", x.id, "state", state, "retry", pause, "error", reason)
 }
 
 func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
@@ -258,8 +260,8 @@ func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
 		return
 	}
 	if x.closed == "" && x.announced {
-		x.svc.stats.States.Add(State{x.who.Transport, x.mcp}, -1)
-		x.svc.stats.States.Add(State{x.who.Transport, state}, 1)
+		x.svc.stats.States.Add(State{x.transport, x.mcp}, -1)
+		x.svc.stats.States.Add(State{x.transport, state}, 1)
 	}
 	x.mcp = state
 }

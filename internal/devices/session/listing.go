@@ -52,7 +52,7 @@ func (x *Session) onList(list mcpclient.ToolList) error {
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
 	if first {
-		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.who.Generation})
+		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.generation})
 		s.notify(func(l Lifecycle) { l.Ready(e.id, x.id) })
 	}
 	e.mu.Lock()

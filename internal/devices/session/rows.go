@@ -22,7 +22,7 @@ func (s *Hub) evictOutdated(e *entry) {
 // outdated reports whether the session's credentials are no longer valid, or its client is
 // refused.
 func (s *Hub) outdated(x *Session) bool {
-	return x.who.Verified && !s.Accepts(x.who.Device, x.who.Generation) || s.registry.Refused(x.who.Device).Has(x.who.ClientID)
+	return x.verified && !s.Accepts(x.entry.id, x.generation) || s.registry.Refused(x.entry.id).Has(x.clientID)
 }
 
 // merge combines a row of the database with the state of its entry.

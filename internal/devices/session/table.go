@@ -49,9 +49,9 @@ type entry struct {
 	unrecorded    *Session           // whose list is recorded once the row has arrived
 	takeovers     *devices.Takeovers // nil until the first one
 
-	reconnectBucket devices.Bucket // each reconnect causes two events and two log lines
-	recordBucket    devices.Bucket // bytes of lists and entries written to the database
-	messageBucket   devices.Bucket // of notifications and messages, over all connections
+	reconnectBucket devices.Bucket  // each reconnect causes two events and two log lines
+	recordBucket    devices.Bucket  // bytes of lists and entries written to the database
+	messageBucket   *devices.Bucket // of notifications and messages, over all connections; nil: there were none
 }
 
 func newTable() *table {

@@ -21,7 +21,10 @@ func (x *Session) View() devices.View {
 	defer x.mu.Unlock()
 	seq := x.seq
 	v := devices.View{Device: e.device(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
-		AudioOpen: x.isTalkingLocked(), AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
+		AudioOpen: x.isTalkingLocked()}
+	if x.use != nil {
+		v.AudioPackets, v.AudioDropped = x.use.audioPackets, x.use.audioDropped
+	}
 	if c := e.conversation.Load(); c != nil {
 		received, dropped := c.Audio()
 		v.AudioPackets += received
