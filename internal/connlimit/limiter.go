@@ -133,6 +133,7 @@ func (l *Listener) admit(c net.Conn) *trackedConn {
 	v := &trackedConn{Conn: c, limiter: g}
 	if l.timed > 0 {
 		v.Conn = &timedConn{Conn: c, limit: l.timed, slow: &l.Slow}
+		v.caller = &caller{}
 		endUnread(c, l.unread)
 	}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !inNetworks(peer.Addr(), g.trusted) {
@@ -142,8 +143,8 @@ func (l *Listener) admit(c net.Conn) *trackedConn {
 			l.OverShare.Add(1)
 			return nil
 		}
-		if l.timed > 0 {
-			g.silent.addEntry(v, &v.silentEntry)
+		if v.caller != nil {
+			g.silent.addEntry(v, &v.caller.silentEntry)
 		}
 	}
 	return v
@@ -157,9 +158,13 @@ type trackedConn struct {
 	isAuthenticated atomic.Bool // authenticated or closed
 	closed          atomic.Bool
 
-	silentEntry SilentEntry // in limiter.silent, whose lock protects it
+	caller *caller // nil: a device's
+}
 
-	pace atomic.Pointer[rate.Limiter] // of unauthenticated requests; nil: none came
+// caller is what a connection to the API has in addition.
+type caller struct {
+	silentEntry SilentEntry                  // in limiter.silent, whose lock protects it
+	pace        atomic.Pointer[rate.Limiter] // of unauthenticated requests; nil: none came
 }
 
 // How often an unauthenticated caller of the API may send requests that need no token,
@@ -179,13 +184,14 @@ func PaceAnonymous(ctx context.Context) {
 }
 
 func (v *trackedConn) paceAnonymous(ctx context.Context) {
-	if !v.addr.IsValid() || v.isAuthenticated.Load() {
+	if v.caller == nil || !v.addr.IsValid() || v.isAuthenticated.Load() {
 		return
 	}
-	if v.pace.Load() == nil {
-		v.pace.CompareAndSwap(nil, rate.NewLimiter(AnonymousRate, AnonymousBurst))
+	pace := &v.caller.pace
+	if pace.Load() == nil {
+		pace.CompareAndSwap(nil, rate.NewLimiter(AnonymousRate, AnonymousBurst))
 	}
-	_ = v.pace.Load().Wait(ctx) // the client is gone if this fails
+	_ = pace.Load().Wait(ctx) // the client is gone if this fails
 }
 
 // MarkAuthenticated records that the peer of a connection is authenticated, so that
@@ -230,7 +236,9 @@ func MarkRequestAuthenticated(ctx context.Context) {
 func (v *trackedConn) authenticated() {
 	if v.addr.IsValid() && v.isAuthenticated.CompareAndSwap(false, true) {
 		v.limiter.shares.Release(v.addr)
-		v.limiter.silent.removeEntry(&v.silentEntry)
+		if v.caller != nil {
+			v.limiter.silent.removeEntry(&v.caller.silentEntry)
+		}
 	}
 }
 

@@ -40,5 +40,5 @@ func (t *Takeovers) Record(now time.Time) bool {
 	return true
 }
 
-// Refuses reports whether other clients are refused at a reading of the clock.
-func (t *Takeovers) Refuses(at int64) bool { return at < t.refusedUntil }
+// Refuses reports whether other clients are refused at a reading of the clock; nil refuses none.
+func (t *Takeovers) Refuses(at int64) bool { return t != nil && at < t.refusedUntil }

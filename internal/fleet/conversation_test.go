@@ -548,3 +548,56 @@ func (p *path) last(word string) (at time.Time) {
 	}
 	return at
 }
+
+// The conversation of a WebSocket is open from the hello on, and created when something needs it.
+func TestSocketConversationIsCreatedWhenNeeded(t *testing.T) {
+	s := devicetest.New().Service(t, fleet.Config{})
+	for n, use := range map[string]func(*pipe){
+		"nothing":            nil,
+		"audio":              func(p *pipe) { p.session.HandleAudio(envelope.Frame{Opus: packet(1)}) },
+		"audio for it":       func(*pipe) { s.SendAudio(id, packet(1)) },
+		"a message":          func(p *pipe) { _ = p.session.HandleControl([]byte(`{"type":"listen","state":"start"}`)) },
+		"a message for it":   func(*pipe) { send(t, s, ttsStart) },
+		"all at once, often": nil,
+	} {
+		opened, rounds := 0, 1
+		if strings.HasSuffix(n, "often") {
+			rounds = 200
+		}
+		for range rounds {
+			p := &pipe{script: devicetest.NewScript()}
+			session, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportWebSocket}, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.session, opened = session, 0
+			if _, err := session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*speech.Conversation) (speech.AudioPath, error) {
+				opened++
+				return &p.path, nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if v := state(t, s); !v.AudioOpen || !session.IsTalking() || opened != 0 || s.Stats().Conversations.Load() != 1 {
+				t.Fatalf("%s: open %t, %d created, %d counted", n, v.AudioOpen, opened, s.Stats().Conversations.Load())
+			}
+			want := 0
+			if use != nil {
+				use(p)
+				want = 1
+			}
+			if v := state(t, s); rounds == 1 && (!v.AudioOpen || opened != want || s.Stats().Conversations.Load() != 1) {
+				t.Errorf("%s: open %t, %d created, %d counted", n, v.AudioOpen, opened, s.Stats().Conversations.Load())
+			}
+			var all sync.WaitGroup
+			if rounds > 1 {
+				all.Go(func() { session.HandleAudio(envelope.Frame{Opus: packet(1)}) })
+				all.Go(func() { s.SendAudio(id, packet(1)) })
+			}
+			session.Close(devices.CloseGone)
+			all.Wait()
+			if opened > 1 || p.path.closes() != opened || session.IsTalking() || s.Stats().Conversations.Load() != 0 {
+				t.Fatalf("%s: after the end %d created, %d closed, %d counted", n, opened, p.path.closes(), s.Stats().Conversations.Load())
+			}
+		}
+	}
+}

@@ -312,7 +312,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 		generation = proven
 	}
 	c := &brokerConn{broker: b, topic: devices.TopicDown(id)}
-	c.prepare(b.voice, id, "")
+	c.voice, c.device = b.voice, id
 	session, err := b.opt.Service.Accept(devices.Identity{Device: id, ClientID: client, Transport: devices.TransportMQTT, Remote: b.url,
 		Verified: !b.opt.Open, Generation: generation}, c)
 	if err != nil {

@@ -33,9 +33,8 @@ type conn struct {
 	// sweeper ends a write that takes too long: a deadline for each write would be a
 	// timer, and each timer wakes the process once more, long after the write.
 	writing atomic.Int64
-	topic   string // topic down
 
-	// Small ones together: there is a conn for every device, and it takes 512 bytes.
+	// Small ones together: there is a conn for every device, and it takes 384 bytes.
 	level  byte        // of the protocol, 3 or 4
 	lastID uint16      // of the last QoS 1 message
 	slow   atomic.Bool // a write took longer than WriteTimeout
@@ -48,7 +47,8 @@ type conn struct {
 	out writequeue.Queue
 }
 
-const readSize = 256
+// readSize is enough for the answer to a usual call.
+const readSize = 192
 
 var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 
@@ -117,9 +117,8 @@ func (c *conn) open(begun time.Time, silent connlimit.SilentEntry) devices.Close
 		c.noteRefusal(who, devices.StepCause(devices.CloseCrowded))
 		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseCrowded}, err)
 	}
-	c.level, c.topic = p.ProtocolVersion, devices.TopicDown(who.Device)
+	c.voice, c.device, c.level = c.front.voice, who.Device, p.ProtocolVersion
 	c.keep = time.Duration(p.Keepalive) * time.Second * 3 / 2
-	c.link.prepare(c.front.voice, who.Device, remote)
 	c.out.Hold() // CONNACK must be the first packet
 	session, err := c.front.opt.Service.Accept(who, c)
 	if err != nil {
@@ -382,7 +381,7 @@ func (c *conn) handle(h header) error {
 		if len(p.Topics) == 0 || len(p.Topics) > maxTopics {
 			return fmt.Errorf("SUBSCRIBE has %d topics; it must have 1 to %d", len(p.Topics), maxTopics)
 		}
-		return c.answer(suback(p, c.topic, c.level))
+		return c.answer(suback(p, devices.TopicDown(c.device), c.level))
 	case *packets.UnsubscribePacket:
 		return c.answer(acknowledge(packets.Unsuback, p.MessageID))
 	case *packets.PubackPacket:
@@ -443,7 +442,8 @@ func (c *conn) answer(packet []byte) error {
 func (c *conn) SendControl(msg []byte) error {
 	buf := buffers.Get().(*[]byte)
 	defer putBuffer(buf)
-	*buf = appendPublish((*buf)[:0], c.topic, msg)
+	var topic [topicSize]byte
+	*buf = appendPublish((*buf)[:0], appendTopic(topic[:0], c.device, topicDown), msg)
 	err := c.out.Send(c, 0, *buf, QueueLimit)
 	if errors.Is(err, writequeue.ErrFull) {
 		return devices.ErrOverloaded

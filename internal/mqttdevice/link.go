@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
@@ -26,26 +26,27 @@ import (
 const (
 	topicRoot    = "fleetd/"
 	topicUp      = "/up"
+	topicDown    = "/down"
 	gatewayTopic = "device-server"
 )
 
+// appendTopic appends `fleetd/<d><leaf>`; topicSize is enough for the topics of ids that are addresses.
+func appendTopic(dst []byte, id devices.ID, leaf string) []byte {
+	dst = append(dst, topicRoot...)
+	for _, c := range []byte(id) {
+		if c != ':' {
+			dst = append(dst, c)
+		}
+	}
+	return append(dst, leaf...)
+}
+
+const topicSize = len(topicRoot) + 12 + len(topicDown)
+
 // isTopicUp is `string(topic) == devices.TopicUp(id)` without an allocation.
 func isTopicUp(topic []byte, id devices.ID) bool {
-	if !bytes.HasPrefix(topic, []byte(topicRoot)) || !bytes.HasSuffix(topic, []byte(topicUp)) || len(topic) < len(topicRoot)+len(topicUp) {
-		return false
-	}
-	token := topic[len(topicRoot) : len(topic)-len(topicUp)]
-	i := 0
-	for _, c := range []byte(id) {
-		if c == ':' {
-			continue
-		}
-		if i == len(token) || token[i] != c {
-			return false
-		}
-		i++
-	}
-	return i == len(token)
+	var own [topicSize]byte
+	return bytes.Equal(topic, appendTopic(own[:0], id, topicUp))
 }
 
 // checkTopic refuses topics to which a client must not publish (MQTT 3.1.1, sections
@@ -71,20 +72,12 @@ type voice struct {
 type link struct {
 	*voice
 	device  devices.ID
-	remote  netip.Addr // zero for devices of a broker
 	session atomic.Pointer[session.Session]
 
-	helloAt  time.Time // start of the second in which hellos are counted
-	hellos   int
-	badCount int
+	helloAt  int64 // start of the second in which hellos are counted, as clock.Reading
+	hellos   int32
+	badCount int32
 	meter    connlimit.Meter
-}
-
-func (l *link) prepare(v *voice, id devices.ID, remote string) {
-	l.voice, l.device = v, id
-	if addr, err := netip.ParseAddrPort(remote); err == nil {
-		l.remote = addr.Addr().Unmap()
-	}
 }
 
 // receive handles one message of the device. An error ends the connection. Unusable
@@ -122,8 +115,8 @@ func (l *link) hello(msg []byte) error {
 	if err != nil {
 		return err
 	}
-	if begun.Sub(l.helloAt) >= time.Second {
-		l.helloAt, l.hellos = begun, 0
+	if at := clock.Reading(begun); at-l.helloAt >= int64(time.Second) {
+		l.helloAt, l.hellos = at, 0
 	}
 	if l.hellos++; l.hellos > MaxHellos {
 		l.stats.HelloDrops.Add(1)
@@ -136,7 +129,7 @@ func (l *link) hello(msg []byte) error {
 		var err error
 		conversation = c
 		channel, err = l.udp.Open(udpaudio.Params{FrameDuration: time.Duration(h.Audio.FrameDuration) * time.Millisecond,
-			Channels: h.Audio.Channels, Remote: l.remote, Receiver: c})
+			Channels: h.Audio.Channels, Remote: session.Remote(), Receiver: c})
 		return channel, err
 	})
 	if err != nil {

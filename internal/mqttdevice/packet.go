@@ -169,7 +169,7 @@ func parsePublish(h header, body []byte) (p publish, err error) {
 // appendPublish appends a PUBLISH of QoS 0. The device ignores its topic
 // (mqtt_protocol.cc:113), and QoS 1 could repeat a hello, which would reset its sequence
 // numbers.
-func appendPublish(dst []byte, topic string, payload []byte) []byte {
+func appendPublish(dst, topic, payload []byte) []byte {
 	dst = append(dst, packets.Publish<<4)
 	n := 2 + len(topic) + len(payload)
 	for {

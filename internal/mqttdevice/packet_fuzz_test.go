@@ -153,7 +153,7 @@ func comparePublish(t *testing.T, h header, body []byte, want packets.ControlPac
 	if string(ours.topic) != p.TopicName || !bytes.Equal(ours.payload, p.Payload) || ours.qos != p.Qos || ours.dup != p.Dup || ours.id != p.MessageID {
 		t.Errorf("%x: %+v, paho reads %v", body, ours, p)
 	}
-	again, err := packets.ReadPacket(bytes.NewReader(appendPublish(nil, string(ours.topic), ours.payload)))
+	again, err := packets.ReadPacket(bytes.NewReader(appendPublish(nil, ours.topic, ours.payload)))
 	if err != nil {
 		t.Fatal(err)
 	}

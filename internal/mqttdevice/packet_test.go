@@ -39,7 +39,7 @@ func TestParseHeader(t *testing.T) {
 func TestAppendPublish(t *testing.T) {
 	for _, size := range []int{0, 1, 100, 127, 128, 16_383, 16_384, 200_000} {
 		payload := bytes.Repeat([]byte{'x'}, size)
-		p, err := packets.ReadPacket(bytes.NewReader(appendPublish(nil, "fleetd/d/down", payload)))
+		p, err := packets.ReadPacket(bytes.NewReader(appendPublish(nil, []byte("fleetd/d/down"), payload)))
 		if err != nil {
 			t.Fatalf("%d: %v", size, err)
 		}
@@ -71,7 +71,7 @@ func TestTopics(t *testing.T) {
 
 // Parsing and encoding a PUBLISH allocates nothing.
 func TestPublishAllocatesNothing(t *testing.T) {
-	packet := appendPublish(nil, "fleetd/aabbccddeeff/up", []byte(`{"type":"mcp","payload":{}}`))
+	packet := appendPublish(nil, []byte("fleetd/aabbccddeeff/up"), []byte(`{"type":"mcp","payload":{}}`))
 	buf := make([]byte, 0, 256)
 	if n := testing.AllocsPerRun(100, func() {
 		h, _, err := parseHeader(packet, PacketLimit)
@@ -79,7 +79,7 @@ func TestPublishAllocatesNothing(t *testing.T) {
 		if err != nil || parseErr != nil || !isTopicUp(p.topic, "aa:bb:cc:dd:ee:ff") {
 			t.Fatal(err, parseErr)
 		}
-		buf = appendPublish(buf[:0], "fleetd/aabbccddeeff/down", p.payload)
+		buf = appendPublish(buf[:0], []byte("fleetd/aabbccddeeff/down"), p.payload)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

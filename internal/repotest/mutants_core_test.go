@@ -35,7 +35,7 @@ var coreMutants = []mutant{
 	{pkg: "internal/selector", test: "TestMatchIdentity", breaks: "a key selects by nothing that a device reports",
 		in: "Selector.MatchIdentity", old: "t.Field != FieldDevice && t.Field != FieldLabel ||", new: ""},
 	{pkg: "internal/devices/session", testPkg: "internal/fleet", test: "TestCallsTakeTurns", breaks: "a turn that is handed on is not free",
-		in: "Session.Release", old: "if x.queue.Next() { return }", new: "x.queue.Next()"},
+		in: "Session.Release", old: "if x.use != nil && x.use.queue.Next() { return }", new: "if x.use != nil { x.use.queue.Next() }"},
 	{pkg: "internal/devices", testPkg: "internal/devices/registry", test: "TestFold", breaks: "a device that was forgotten keeps its generation",
 		in: "Member.fold", old: ", Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason", new: ""},
 	{pkg: "internal/devices/registry", test: "TestFold", breaks: "changes come into force in order",
@@ -95,7 +95,7 @@ var coreMutants = []mutant{
 	{pkg: "internal/mqttdevice", test: "TestNoDeadlineBetweenPackets", breaks: "a long packet leaves no deadline",
 		in: "conn.body", old: "if open { c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) }) }", new: ""},
 	{pkg: "internal/mqttdevice", test: "TestTopics", breaks: "a topic names the whole device",
-		in: "isTopicUp", old: "return i == len(token)", new: "return true"},
+		in: "isTopicUp", old: "return bytes.Equal(topic, appendTopic(own[:0], id, topicUp))", new: `return bytes.HasPrefix(topic, appendTopic(own[:0], id[:11], ""))`},
 
 	{pkg: "internal/writequeue", test: "TestOrder", breaks: "what was written takes no room",
 		in: "Queue.Flush", old: "b.queue, b.queued = nil, 0", new: "b.queue = nil"},

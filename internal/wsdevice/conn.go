@@ -1,6 +1,7 @@
 package wsdevice
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -43,10 +44,17 @@ type conn struct {
 	slow         atomic.Bool  // a write took longer than WriteTimeout
 
 	meter      connlimit.Meter
-	emptyBytes int // bytes read since the last ones with content
+	emptyBytes int32 // bytes read since the last ones with content
+	bad        int32 // unusable messages
+
+	// in is the only buffer of an idle connection; longer messages are read into others. The upgrade takes a given one
+	// from 257 bytes on.
+	in *bufio.Reader
 
 	out writequeue.Queue
 }
+
+const readSize = 288
 
 // How long a connection stays open after fleetd's Close frame.
 const (
@@ -182,19 +190,47 @@ func (c *conn) pong(string) error {
 	return c.meterFrame(connlimit.CostControl)
 }
 
-// serve handles messages until the connection ends. Its frame must stay small, because
-// it exists for every idle device.
+// serve handles frames until the connection ends. After each message it continues on a new goroutine: a stack that
+// has grown to handle a message stays grown, and 2 KB are enough to wait, which is what an idle connection does. The
+// frames from here to the read must therefore stay small.
 func (c *conn) serve(session *session.Session) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
-	bad := 0
 	for {
-		kind, r, err := c.ws.NextReader()
+		err := c.await()
 		if err == nil {
-			err = c.handle(session, kind, r, &bad)
+			err = c.handle(session)
 		}
 		if err != nil {
 			c.finish(session, err)
 			return
+		}
+		if c.in.Buffered() == 0 { // no other frame has arrived
+			go c.serve(session) // as before, remove is still to be called
+			return
+		}
+	}
+}
+
+// The pong of a device, which answers the pings of sweep: final, masked, without content.
+const (
+	pongHead   = "\x8a\x80"
+	pongLength = len(pongHead) + 4
+)
+
+// await waits for a frame. It handles pongs, the only frames of an idle device, since the WebSocket reader needs a
+// larger stack to wait for the next frame itself.
+func (c *conn) await() error {
+	for {
+		if _, err := c.in.Peek(1); err != nil {
+			return err
+		}
+		frame, _ := c.in.Peek(min(c.in.Buffered(), pongLength))
+		if len(frame) < pongLength || string(frame[:len(pongHead)]) != pongHead {
+			return nil
+		}
+		_, _ = c.in.Discard(pongLength) // it is buffered
+		if err := c.pong(""); err != nil {
+			return err
 		}
 	}
 }
@@ -219,11 +255,15 @@ func (c *conn) finish(session *session.Session, err error) {
 
 var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 
-// handle handles one message. An error ends the connection. Unusable messages return one
+// handle reads and handles one message. An error ends the connection. Unusable messages return one
 // only when there have been MaxBad of them.
 //
 //go:noinline
-func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int) error {
+func (c *conn) handle(session *session.Session) error {
+	kind, r, err := c.ws.NextReader()
+	if err != nil {
+		return err
+	}
 	buf, err := c.readAll(r)
 	if err != nil {
 		return err
@@ -250,10 +290,10 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 	if err == nil {
 		return nil
 	}
-	if *bad++; *bad == 1 || *bad == MaxBad {
-		c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", *bad, "error", err)
+	if c.bad++; c.bad == 1 || c.bad == MaxBad {
+		c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", c.bad, "error", err)
 	}
-	if *bad >= MaxBad {
+	if c.bad >= MaxBad {
 		return errTooManyUnusable
 	}
 	return nil

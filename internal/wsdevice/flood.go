@@ -19,37 +19,32 @@ var errBlocked = errors.New("the device was closed for flooding and reconnected 
 // a message, may arrive in sequence. The firmware sends none.
 const emptyLimit = 4 << 10
 
-// watchingWriter makes the upgrade use a watched connection.
-type watchingWriter struct {
+// keepingWriter makes the upgrade read from the connection's own buffer.
+type keepingWriter struct {
 	http.ResponseWriter
 	conn *conn
 }
 
 // Hijack implements http.Hijacker.
-func (w watchingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (w keepingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c, buffered, err := http.NewResponseController(w.ResponseWriter).Hijack()
-	if err != nil {
-		return nil, nil, err
+	if err == nil && buffered.Reader.Buffered() == 0 { // else the upgrade refuses what came before its answer
+		buffered = bufio.NewReadWriter(w.conn.in, buffered.Writer)
 	}
-	return &watchedConn{c, w.conn}, buffered, nil
+	return c, buffered, err
 }
 
-// watchedConn is the connection below the WebSocket. The WebSocket reader reads fragments
-// without content internally and does not report them, so they are counted here.
-type watchedConn struct {
-	net.Conn
-	conn *conn
-}
+// input is what a connection reads. The WebSocket reader reads fragments without content internally and does not
+// report them, so they are counted here.
+type input conn
 
-// NetConn returns the wrapped connection, for connlimit.MarkAuthenticated.
-func (w *watchedConn) NetConn() net.Conn { return w.Conn }
-
-// Read implements net.Conn.
-func (w *watchedConn) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if w.conn.emptyBytes += n; err == nil && w.conn.emptyBytes > emptyLimit {
-		w.conn.emptyBytes = 0
-		err = w.conn.meterFrame(connlimit.CostMessage)
+// Read implements io.Reader.
+func (i *input) Read(b []byte) (int, error) {
+	c := (*conn)(i)
+	n, err := c.ws.NetConn().Read(b)
+	if c.emptyBytes += int32(n); err == nil && c.emptyBytes > emptyLimit {
+		c.emptyBytes = 0
+		err = c.meterFrame(connlimit.CostMessage)
 	}
 	return n, err
 }

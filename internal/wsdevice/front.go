@@ -9,6 +9,7 @@
 package wsdevice
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -84,8 +85,7 @@ type Front struct {
 func New(opt Options) *Front {
 	f := &Front{opt: opt, admission: connlimit.NewAdmissionQueue(connlimit.QueueLimits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, MaxWait: AcceptWait})}
 	f.upgrader = websocket.Upgrader{
-		ReadBufferSize:   256, // held by every connection; longer messages are read into other buffers
-		WriteBufferSize:  1024,
+		WriteBufferSize:  1024, // of reading it takes conn.in
 		WriteBufferPool:  &sync.Pool{},
 		HandshakeTimeout: HelloTimeout,
 	}
@@ -135,13 +135,14 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or invalid counts as 1
-	c := &conn{front: f, framing: envelope.FramingOf(version)}
-	ws, err := f.upgrader.Upgrade(watchingWriter{w, c}, r, nil)
+	c := &conn{front: f, framing: envelope.FramingOf(version), in: bufio.NewReaderSize(nil, readSize)}
+	ws, err := f.upgrader.Upgrade(keepingWriter{w, c}, r, nil)
 	if err != nil {
 		f.Refused.Add(http.StatusBadRequest, 1) // gorilla has responded
 		return
 	}
 	c.ws = ws
+	c.in.Reset((*input)(c))
 	ws.SetPingHandler(c.ping)
 	if !f.conns.Add(c) {
 		_ = ws.Close()

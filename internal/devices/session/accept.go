@@ -129,24 +129,28 @@ func (s *Hub) install(x *Session, who devices.Identity) (old *Session, err error
 }
 
 func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Session, err error) {
-	who.Remote, who.Device = "", e.id // no second copy of the strings of the entry
-	if known := e.device.Load().ClientID; known == who.ClientID {
-		who.ClientID = known
+	x.entry, x.clientID, x.transport, x.verified, x.generation = e, who.ClientID, who.Transport, who.Verified, who.Generation
+	if known := e.stored.Load().client; known == who.ClientID {
+		x.clientID = known // no second copy
 	}
-	x.entry, x.who = e, who
 	x.init()
 	if !e.reconnectBucket.Allow(x.connected, 1, s.cfg.Reconnects) {
 		return nil, errReconnects
 	}
 	old = e.session.Load()
-	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Record(x.connected) {
-		return nil, errContested
+	if old != nil && old.clientID != x.clientID {
+		if e.takeovers == nil {
+			e.takeovers = &devices.Takeovers{}
+		}
+		if e.takeovers.Record(x.connected) {
+			return nil, errContested
+		}
 	}
 	x.epoch = max(devices.Epoch(clock.Now().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch
 	x.startCatalog(e, s.catalogs)
-	if x.who.Verified {
-		e.confirmed = max(e.confirmed, x.who.Generation)
+	if x.verified {
+		e.confirmed = max(e.confirmed, x.generation)
 	}
 	e.idleSince = 0
 	e.session.Store(x)
@@ -162,15 +166,15 @@ func (x *Session) announce() bool {
 		return false
 	}
 	x.announced = true
-	x.svc.stats.States.Add(State{x.who.Transport, x.mcp}, 1)
+	x.svc.stats.States.Add(State{x.transport, x.mcp}, 1)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(true))
 	x.publishOnlineLocked()
 	return true
 }
 
 func (x *Session) publishOnlineLocked() {
-	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.who.Transport))
-	x.publishLocked(devices.EventOnline, "", jsonspan.AppendString(append(fields, `,"client":`...), x.svc.registry.Client(x.who.ClientID)), true)
+	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.transport))
+	x.publishLocked(devices.EventOnline, "", jsonspan.AppendString(append(fields, `,"client":`...), x.svc.registry.Client(x.clientID)), true)
 }
 
 func (s *Hub) publishContested(e *entry, clientID, remote string, now time.Time) {

@@ -11,11 +11,16 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
+// openPath creates the path of a conversation's audio.
+type openPath = func(*speech.Conversation) (speech.AudioPath, error)
+
 // OpenAudio opens a conversation and returns the server's hello, from local state only.
 // open creates the path of its audio. It replaces an open conversation: devices send
-// another hello without a goodbye.
-func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.Conversation) (speech.AudioPath, error)) (hello.Server, error) {
-	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Identity: x.who, Hello: h}
+// another hello without a goodbye. A conversation that ends with its connection, as over
+// WebSocket, is created when something needs it, unless a voice service takes part.
+func (x *Session) OpenAudio(h hello.Device, transport string, open openPath) (hello.Server, error) {
+	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Hello: h,
+		Identity: devices.Identity{Device: x.entry.id, ClientID: x.clientID, Transport: x.transport, Verified: x.verified, Generation: x.generation}}
 	if x.remote.IsValid() && x.svc.speech.HasVoice() {
 		o.Identity.Remote = x.remote.String()
 	}
@@ -24,6 +29,10 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 		x.hellos++
 		o.ID += "-" + strconv.Itoa(int(x.hellos))
 		x.mu.Unlock()
+	}
+	reply := hello.Server{Transport: transport, SessionID: o.ID, Audio: hello.ServerAudio}
+	if o.Owned && !x.svc.speech.HasVoice() {
+		return reply, x.setUnused(open)
 	}
 	c, err := x.svc.speech.Open(x.entry, o, open)
 	if err != nil {
@@ -40,7 +49,70 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
 		x.closeConversation(reason)
 	}
-	return hello.Server{Transport: transport, SessionID: c.ID(), Audio: hello.ServerAudio}, nil
+	return reply, nil
+}
+
+// setUnused opens a conversation that is created when something needs it, in place of the device's current one.
+func (x *Session) setUnused(open openPath) error {
+	e := x.entry
+	e.mu.Lock()
+	if e.session.Load() != x {
+		e.mu.Unlock()
+		return ClosedError{devices.CloseSuperseded}
+	}
+	old := e.conversation.Swap(nil)
+	x.mu.Lock()
+	if x.closed == "" {
+		x.unused = open
+		x.svc.speech.Stats().Conversations.Add(1)
+	}
+	x.mu.Unlock()
+	e.mu.Unlock()
+	if old != nil {
+		old.End()
+	}
+	return nil
+}
+
+// talk returns the device's conversation, nil if none is open, and creates it if it was not used yet.
+func (e *entry) talk() *speech.Conversation {
+	if c := e.conversation.Load(); c != nil {
+		return c
+	}
+	x := e.session.Load()
+	if x == nil || !x.useConversation() {
+		return e.conversation.Load()
+	}
+	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
+		x.closeConversation(reason)
+	}
+	return e.conversation.Load()
+}
+
+// useConversation creates the conversation of setUnused; created is false if there is none.
+func (x *Session) useConversation() (created bool) {
+	e := x.entry
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	open := x.unused
+	if open == nil || e.session.Load() != x {
+		return false
+	}
+	x.unused = nil
+	c, err := x.svc.speech.Open(e, speech.Opening{ID: x.id, Owned: true, Counted: true}, open)
+	if err != nil { // its path exists as long as the connection
+		x.svc.speech.Stats().Conversations.Add(-1)
+		return false
+	}
+	e.conversation.Store(c)
+	return true
+}
+
+// isTalkingLocked reports whether a conversation is open on the device.
+func (x *Session) isTalkingLocked() bool {
+	return x.unused != nil || x.entry.conversation.Load() != nil
 }
 
 // setConversation makes c the device's conversation, unless x is no longer its session:
@@ -64,7 +136,7 @@ func (x *Session) BeginConversation() {
 
 // CloseAudio ends the conversation; the session continues.
 func (x *Session) CloseAudio() {
-	if c := x.entry.conversation.Load(); c != nil {
+	if c := x.entry.talk(); c != nil {
 		c.End()
 	}
 }
@@ -72,7 +144,7 @@ func (x *Session) CloseAudio() {
 // HandleAudio handles one Opus packet of the device; it does not keep f. Frames without a
 // conversation are counted and dropped.
 func (x *Session) HandleAudio(f envelope.Frame) {
-	if c := x.entry.conversation.Load(); c != nil && x.owns(c) {
+	if c := x.entry.talk(); c != nil && x.owns(c) {
 		c.HandleAudio(f)
 		return
 	}
@@ -88,7 +160,7 @@ func (x *Session) sayGoodbye(id string) {
 	msg := append(jsonspan.AppendString([]byte(`{"type":"goodbye","session_id":`), id), '}')
 	x.trace(false, msg)
 	if err := x.conn.SendControl(msg); err != nil {
-		x.svc.log.Debug("goodbye not sent", "device", x.who.Device, "error", err)
+		x.svc.log.Debug("goodbye not sent", "device", x.entry.id, "error", err)
 	}
 }
 
@@ -97,7 +169,7 @@ func (x *Session) sayGoodbye(id string) {
 // messages contain the latest id also after the end.
 func (x *Session) endStaleConversation(id []byte) {
 	const maxID = 64 // bytes
-	if x.staleEnded || len(id) == 0 || len(id) > maxID || x.who.Transport != devices.TransportMQTT ||
+	if x.staleEnded || len(id) == 0 || len(id) > maxID || x.transport != devices.TransportMQTT ||
 		bytes.HasPrefix(id, []byte(x.id)) || x.entry.conversation.Load() != nil {
 		return
 	}
@@ -125,11 +197,11 @@ func (x *Session) closeConversation(reason devices.CloseReason) {
 // adopt continues the conversation of a lost connection.
 func (x *Session) adopt() {
 	c := x.entry.conversation.Load()
-	if c == nil || c.IsOwned() || x.who.Transport != devices.TransportMQTT {
+	if c == nil || c.IsOwned() || x.transport != devices.TransportMQTT {
 		return
 	}
 	c.Reattach()
-	x.svc.log.Debug("conversation goes on", "device", x.who.Device, "session", x.id, "conversation", c.ID())
+	x.svc.log.Debug("conversation goes on", "device", x.entry.id, "session", x.id, "conversation", c.ID())
 }
 
 // Device implements speech.Line.
@@ -162,7 +234,7 @@ func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 }
 
 // Firmware implements speech.Line.
-func (e *entry) Firmware() string { return e.device.Load().Firmware }
+func (e *entry) Firmware() string { return e.stored.Load().facts.Firmware }
 
 // IsBusy implements speech.Line.
 func (e *entry) IsBusy() bool {
@@ -185,8 +257,9 @@ func (e *entry) RemoveConversation(c *speech.Conversation) {
 	if x := e.session.Load(); x != nil {
 		received, dropped := c.Audio()
 		x.mu.Lock()
-		x.audioPackets += received
-		x.audioDropped += dropped
+		u := x.useLocked()
+		u.audioPackets += received
+		u.audioDropped += dropped
 		x.mu.Unlock()
 	}
 }

@@ -20,9 +20,9 @@ func (x *Session) claim(kind devices.ClaimKind) { x.svc.ports.Directory.Claim(x.
 func (x *Session) remind() { x.svc.ports.Directory.Remind(x.claimOf(devices.ClaimReassert)) }
 
 func (x *Session) claimOf(kind devices.ClaimKind) devices.Claim {
-	c := devices.Claim{Device: x.who.Device, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()}
-	if x.who.Verified {
-		c.Generation = x.who.Generation
+	c := devices.Claim{Device: x.entry.id, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()}
+	if x.verified {
+		c.Generation = x.generation
 	}
 	return c
 }
@@ -92,7 +92,7 @@ func (x *Session) stepDown(c devices.Claim, answer bool) {
 // would otherwise be newer, and ends the device's conversation with the other node.
 func (x *Session) raiseEpoch(c devices.Claim) {
 	x.raiseEpochAbove(c.Epoch)
-	if c.Conversation != "" && x.who.Transport == devices.TransportMQTT {
+	if c.Conversation != "" && x.transport == devices.TransportMQTT {
 		x.svc.run(func() { x.sayGoodbye(c.Conversation) })
 	}
 }

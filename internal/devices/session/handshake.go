@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -60,8 +61,8 @@ func (x *Session) StartMCP(f devices.Features) {
 	presence := x.presenceLocked(x.closed == "")
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
-	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.who.Generation})
-	x.svc.notify(func(l Lifecycle) { l.Ready(x.who.Device, x.id) })
+	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.generation})
+	x.svc.notify(func(l Lifecycle) { l.Ready(x.entry.id, x.id) })
 }
 
 // Relist reads the list again because the device reported a change, or refused a listed
@@ -69,15 +70,15 @@ func (x *Session) StartMCP(f devices.Features) {
 func (x *Session) Relist() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	now := time.Now()
-	switch wait := x.relistAt.Add(relistEvery).Sub(now); {
+	now := clock.Reading(time.Now())
+	switch wait := time.Duration(x.relistAt + int64(relistEvery) - now); {
 	case x.closed != "", x.relistDue:
 	case wait > 0:
 		x.relistDue = true
 		time.AfterFunc(wait, func() { // not stopped at Close: it is short and checks first
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			x.relistDue, x.relistAt = false, time.Now()
+			x.relistDue, x.relistAt = false, clock.Reading(time.Now())
 			x.startHandshakeLocked()
 		})
 	default:
@@ -182,15 +183,17 @@ func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, er
 // initialize sends the device the upload address for photos and reads what it is.
 func (x *Session) initialize(ctx context.Context) error {
 	s := x.svc
-	url, token, expires := s.ports.Vision.Grant(x.who.Device, clock.Now())
+	url, token, expires := s.ports.Vision.Grant(x.entry.id, clock.Now())
 	info, err := x.client.Initialize(ctx, mcpclient.InitParams{VisionURL: url, VisionToken: token, Version: s.cfg.Version})
 	if err != nil {
 		return err
 	}
-	board, firmware := s.strings.get(devices.Clip(info.Name)), s.strings.get(devices.Clip(info.Version))
+	reported := s.table.facts.get(devices.Facts{Board: devices.Clip(info.Name), Firmware: devices.Clip(info.Version)})
 	x.mu.Lock()
-	x.initialized, x.grantExpires = true, expires
-	x.board, x.firmware = board, firmware
+	if x.initialized, x.grantExpires = true, 0; !expires.IsZero() {
+		x.grantExpires = expires.Unix()
+	}
+	x.reported = reported
 	x.mu.Unlock()
 	if x.entry.isKnown() {
 		x.reportInitialized()
@@ -203,20 +206,18 @@ func (x *Session) initialize(ctx context.Context) error {
 // reports its board and version only there. They are newer than any earlier check.
 func (x *Session) reportInitialized() {
 	x.mu.Lock()
-	board, firmware := x.board, x.firmware
+	reported := x.reported
 	x.mu.Unlock()
-	d := x.entry.device.Load()
-	if firmware == "" || d.Firmware == firmware && d.Board != "" {
+	d := x.entry.device()
+	if reported == nil || reported.Firmware == "" || d.Firmware == reported.Firmware && d.Board != "" {
 		return
 	}
 	f := devices.Check{Device: d.ID, Facts: d.Facts}
-	f.Firmware, f.CheckedAt = firmware, clock.Now().Truncate(time.Microsecond)
-	if d.Firmware != firmware {
+	f.Firmware, f.CheckedAt = reported.Firmware, clock.Now().Truncate(time.Microsecond)
+	if d.Firmware != f.Firmware {
 		f.ELF = "" // the ELF belongs to another image
 	}
-	if f.Board == "" {
-		f.Board = board
-	}
+	f.Board = cmp.Or(f.Board, reported.Board)
 	x.svc.OnFacts(f)
 }
 
@@ -239,8 +240,8 @@ func (x *Session) failed(err error) {
 	} else {
 		x.catalogState = devices.CatalogStale
 	}
-	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
-	x.attempts++
+	pause := min(retryFirst<<x.attempts, retryLast)
+	x.attempts = min(x.attempts+1, 10)
 	if x.retry != nil {
 		x.retry.Stop()
 	}
@@ -250,7 +251,7 @@ func (x *Session) failed(err error) {
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
 	x.record(devices.Step{Kind: devices.StepMCPFailed, Cause: devices.StepCause(state), Text: reason})
-	x.svc.log.Warn("MCP handshake failed", "device", x.who.Device, "session", x.id, "state", state, "retry", pause, "error", reason)
+	x.svc.log.Warn("MCP handshake failed", "device", x.entry.id, "session", x.id, "state", state, "retry", pause, "error", reason)
 }
 
 func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
@@ -259,8 +260,8 @@ func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
 		return
 	}
 	if x.closed == "" && x.announced {
-		x.svc.stats.States.Add(State{x.who.Transport, x.mcp}, -1)
-		x.svc.stats.States.Add(State{x.who.Transport, state}, 1)
+		x.svc.stats.States.Add(State{x.transport, x.mcp}, -1)
+		x.svc.stats.States.Add(State{x.transport, state}, 1)
 	}
 	x.mcp = state
 }

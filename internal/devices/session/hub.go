@@ -56,7 +56,6 @@ type Hub struct {
 	registry    *registry.Registry
 	speech      *speech.Service
 	catalogs    *catalog.Cache
-	strings     interner
 	stats       Stats
 	staleWrites staleWrites
 	observersMu sync.Mutex // of changes of observers
@@ -93,7 +92,7 @@ func (s *Hub) IsHere(id devices.ID) bool { return s.table.session(id) != nil }
 // the database.
 func (s *Hub) Device(id devices.ID) (device devices.Device, ok bool) {
 	if e := s.table.get(id); e != nil && e.isKnown() {
-		return *e.device.Load(), true
+		return e.device(), true
 	}
 	return devices.Device{}, false
 }
@@ -105,7 +104,7 @@ func (s *Hub) OnChange(c devices.Change) {
 		return
 	}
 	if e.isKnown() {
-		e.update(func(d *devices.Device) { d.Fold(c) })
+		s.table.update(e, func(d *devices.Device) { d.Fold(c) })
 	}
 	s.evictOutdated(e)
 }

@@ -48,11 +48,11 @@ func (x *Session) onList(list mcpclient.ToolList) error {
 	x.handshakeEndedLocked()
 	first := !x.toolsRead
 	x.toolsRead = true
-	firmware := x.firmware
+	firmware := x.reported.Firmware // the list is read after it was reported
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
 	if first {
-		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.who.Generation})
+		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.generation})
 		s.notify(func(l Lifecycle) { l.Ready(e.id, x.id) })
 	}
 	e.mu.Lock()
@@ -84,7 +84,7 @@ func (x *Session) recordList() {
 	if isNew {
 		cost += len(cat.JSON)
 	}
-	device := e.device.Load()
+	device := e.stored.Load().facts
 	if !partial {
 		s.catalogs.SetForELF(device.ELF, cat)
 	}

@@ -18,7 +18,7 @@ type queuedMessage struct {
 // Queue writes a checked message, or queues it after the speech that it belongs to. done is
 // called with the outcome, on this or another goroutine.
 func (x *Session) Queue(kind string, msg []byte, done func(error)) {
-	c := x.entry.conversation.Load()
+	c := x.entry.talk()
 	session := x.id
 	if c != nil {
 		session = c.ID()
@@ -43,18 +43,19 @@ func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 // queueMessage writes messages in order, in a task that ends when there are no more.
 func (x *Session) queueMessage(body []byte, done func(error)) {
 	x.mu.Lock()
-	if len(x.messages) >= maxMessages {
+	u := x.useLocked()
+	if len(u.messages) >= maxMessages {
 		x.mu.Unlock()
 		done(devices.Errorf(devices.CodeDeviceBusy, "%d messages are queued for the device already; try again later", maxMessages))
 		return
 	}
-	x.messages = append(x.messages, queuedMessage{body, done})
-	first := len(x.messages) == 1
+	u.messages = append(u.messages, queuedMessage{body, done})
+	first := len(u.messages) == 1
 	x.mu.Unlock()
 	if first && !x.svc.run(x.writeMessages) {
 		x.mu.Lock()
-		left := x.messages
-		x.messages = nil
+		left := u.messages
+		u.messages = nil
 		x.mu.Unlock()
 		for _, m := range left {
 			m.done(ErrDraining)
@@ -65,13 +66,14 @@ func (x *Session) queueMessage(body []byte, done func(error)) {
 func (x *Session) writeMessages() {
 	for {
 		x.mu.Lock()
-		m := x.messages[0]
+		u := x.use
+		m := u.messages[0]
 		x.mu.Unlock()
 		m.done(x.writeMessage(m.body))
 		x.mu.Lock()
-		x.messages = x.messages[1:]
-		if len(x.messages) == 0 {
-			x.messages = nil
+		u.messages = u.messages[1:]
+		if len(u.messages) == 0 {
+			u.messages = nil
 			x.mu.Unlock()
 			return
 		}
@@ -102,7 +104,7 @@ func sessionOf(body []byte) string {
 // packets are counted.
 func (s *Hub) SendAudio(id devices.ID, opus []byte) {
 	if e := s.table.get(id); e != nil {
-		if c := e.conversation.Load(); c != nil {
+		if c := e.talk(); c != nil {
 			_ = c.SendAudio(envelope.Frame{Opus: opus}) // counted there
 			return
 		}

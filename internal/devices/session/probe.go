@@ -62,7 +62,7 @@ func (x *Session) probe() {
 		x.setMCPLocked(devices.MCPUnresponsive, devices.Clip(fmt.Sprintf("probe: %v", err)))
 		x.catalogState = devices.CatalogStale
 		x.svc.ports.Records.SavePresence(x.presenceLocked(true))
-		x.svc.log.Warn("the device does not answer", "device", x.who.Device, "session", x.id, "error", err)
+		x.svc.log.Warn("the device does not answer", "device", x.entry.id, "session", x.id, "error", err)
 	}
 	pause := min(retryFirst<<min(p.tries, 10), retryLast)
 	p.tries++

@@ -22,24 +22,22 @@ func (s *Hub) evictOutdated(e *entry) {
 // outdated reports whether the session's credentials are no longer valid, or its client is
 // refused.
 func (s *Hub) outdated(x *Session) bool {
-	return x.who.Verified && !s.Accepts(x.who.Device, x.who.Generation) || s.registry.Refused(x.who.Device).Has(x.who.ClientID)
+	return x.verified && !s.Accepts(x.entry.id, x.generation) || s.registry.Refused(x.entry.id).Has(x.clientID)
 }
 
 // merge combines a row of the database with the state of its entry.
 func (s *Hub) merge(e *entry, row devices.Row) {
 	d, p := row.Device, row.Presence
-	d.Facts = s.shared(d.Facts)
-	d.ID = e.id
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	before := e.device.Load()
+	before := e.device()
 	if before.ClientID == d.ClientID {
 		d.ClientID = before.ClientID // keep only one copy of the string
 	}
 	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(clock.Now())) { // reported here, and not in the database yet
 		d.Facts = before.Facts
 	}
-	e.device.Store(&d)
+	e.store(&d, &s.table.facts)
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
 	e.confirmed = max(e.confirmed, p.Generation)
 	if e.isKnown() {

@@ -23,17 +23,20 @@ type Session struct {
 	entry     *entry
 	conn      Conn
 	client    *mcpclient.Client
-	who       devices.Identity
+	clientID  string
+	transport devices.Transport
 	id        string
 	epoch     devices.Epoch
 	connected time.Time
 	remote    netip.Addr // of the connection, if it has one
+	// generation is that of the credentials, if it is verified by some.
+	generation int64
 
 	mu     sync.Mutex
 	seq    int64
 	closed devices.CloseReason // empty while open
 
-	// Grouped, since there is a session for every device and padding counts: it takes 512 bytes.
+	// Grouped, since there is a session for every device and padding counts.
 	hellos        int32 // answered on this connection
 	announced     bool  // `online` was published
 	draining      bool  // accepts no new calls: the node is draining
@@ -49,30 +52,41 @@ type Session struct {
 	// node.
 	unrecorded    bool
 	unrecordedNew bool
+	verified      bool  // by credentials
+	attempts      uint8 // of handshakes that failed in sequence, as far as they count for the pause
+	inFlight      int8  // calls, at most Config.CallsPerDevice
 	probing       probing
 	features      devices.Features
 
 	mcp          devices.MCPState
 	mcpError     string
-	board        string // as reported in `initialize` on this connection
-	firmware     string
-	relistAt     time.Time
-	attempts     int32
-	inFlight     int32
+	reported     *devices.Facts // board and firmware, in `initialize` on this connection; nil: it has not answered
+	relistAt     int64          // when the list was last read again, as clock.Reading
 	retry        *time.Timer
-	grantExpires time.Time
+	grantExpires int64            // when the upload token expires, in seconds since 1970; 0: never
 	catalog      *catalog.Catalog // the list in use; may be a guess while stale
 	catalogState devices.CatalogState
 	storedList   devices.Hash // the device's last list with a stored history entry
 
-	queue devices.Turns // calls that wait for a slot
+	unused openPath // of the conversation, until something needs it; nil: it is in the entry, or there is none
+	use    *use     // nil until needed
+}
 
-	messages []queuedMessage // for the device, while it has no conversation
-
-	callers any // state that dispatch keeps for the device's callers; nil until needed
-
-	audioPackets uint64 // of conversations that have ended
+// use is the state of a session that an idle device does not need. Session.mu protects it.
+type use struct {
+	queue        devices.Turns   // calls that wait for a slot
+	messages     []queuedMessage // for the device, while it has no conversation
+	callers      any             // state that dispatch keeps for the device's callers; nil until needed
+	audioPackets uint64          // of conversations that have ended
 	audioDropped uint64
+}
+
+// useLocked returns x.use, and creates it if necessary.
+func (x *Session) useLocked() *use {
+	if x.use == nil {
+		x.use = &use{}
+	}
+	return x.use
 }
 
 // Limits of a session.
@@ -98,7 +112,7 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	}
 	if cat := known.Get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
-	} else if cat := known.ForELF(e.device.Load().ELF); cat != nil {
+	} else if cat := known.ForELF(e.stored.Load().facts.ELF); cat != nil {
 		x.catalog = cat
 	}
 	if x.catalog != nil {
@@ -107,7 +121,10 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 }
 
 // Device returns the id of the device.
-func (x *Session) Device() devices.ID { return x.who.Device }
+func (x *Session) Device() devices.ID { return x.entry.id }
+
+// Remote returns the address of the device's connection; it is zero if the session has none, as over a broker.
+func (x *Session) Remote() netip.Addr { return x.remote }
 
 // ID returns the session id that was sent to the device.
 func (x *Session) ID() string { return x.id }
@@ -139,10 +156,17 @@ func (x *Session) Close(reason devices.CloseReason) {
 		return
 	}
 	x.closed = reason
-	waiting := x.queue.Len()
-	x.queue.Close()
+	waiting := 0
+	if x.use != nil {
+		waiting = x.use.queue.Len()
+		x.use.queue.Close()
+	}
 	if x.retry != nil {
 		x.retry.Stop()
+	}
+	if x.unused != nil {
+		x.unused = nil
+		x.svc.speech.Stats().Conversations.Add(-1)
 	}
 	state, announced, calls := x.mcp, x.announced, int(x.inFlight)+waiting
 	presence := x.presenceLocked(false)
@@ -153,19 +177,19 @@ func (x *Session) Close(reason devices.CloseReason) {
 	x.client.Close(ClosedError{reason})
 	x.closeConversation(reason)
 	x.conn.Close(reason)
-	s.ports.Directory.Release(x.who.Device)
+	s.ports.Directory.Release(x.entry.id)
 	s.stats.Closed.Add(reason, 1)
 	if !announced {
 		return // its `online` was not published
 	}
 	s.ports.Records.SavePresence(presence)
-	s.stats.States.Add(State{x.who.Transport, state}, -1)
+	s.stats.States.Add(State{x.transport, state}, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
-	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
-		Time: clock.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
-	s.notify(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
+	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.entry.id, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
+		Time: clock.Now(), MsgID: offlineID(x.entry.id, presence.Epoch), Fields: fields})
+	s.notify(func(l Lifecycle) { l.Gone(x.entry.id, x.id, reason) })
 	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls, Text: closedTexts[state]})
-	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
+	s.log.Info("device disconnected", "device", x.entry.id, "session", x.id, "epoch", presence.Epoch, "transport", x.transport, "reason", reason)
 }
 
 // closedTexts are the texts of the record of a session's end, by what the session did.
@@ -174,12 +198,12 @@ var closedTexts = map[devices.MCPState]string{devices.MCPListing: devices.TextLi
 // presenceLocked returns the session's row with the next sequence number.
 func (x *Session) presenceLocked(online bool) devices.Presence {
 	x.seq++
-	p := devices.Presence{Device: x.who.Device, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
-		ClientID: x.who.ClientID, Transport: x.who.Transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
+	p := devices.Presence{Device: x.entry.id, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
+		ClientID: x.clientID, Transport: x.transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
 		LastSeen: clock.Now(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.storedList, Partial: x.storedPartial,
 		KeepCatalog: x.storedList == (devices.Hash{}) && x.mcp != devices.MCPNone}
-	if x.who.Verified {
-		p.Generation = x.who.Generation
+	if x.verified {
+		p.Generation = x.generation
 	}
 	if x.catalog != nil && x.catalog.Hash == x.storedList {
 		p.Tools = len(x.catalog.Tools)
@@ -197,9 +221,9 @@ func (x *Session) publish(kind devices.EventKind, subject string, fields []byte,
 // publishLocked is publish for callers that hold the lock; publishers never block.
 func (x *Session) publishLocked(kind devices.EventKind, subject string, fields []byte, stored bool) {
 	x.seq++
-	e := devices.Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: clock.Now(), Fields: fields}
+	e := devices.Event{Kind: kind, Device: x.entry.id, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: clock.Now(), Fields: fields}
 	if stored {
-		e.MsgID = x.who.Device.Token() + "-" + strconv.FormatInt(int64(x.epoch), 10) + "-" + strconv.FormatInt(x.seq, 10)
+		e.MsgID = x.entry.id.Token() + "-" + strconv.FormatInt(int64(x.epoch), 10) + "-" + strconv.FormatInt(x.seq, 10)
 	}
 	x.svc.ports.Publisher.Publish(e)
 }
@@ -247,7 +271,7 @@ func (x *Session) AnswerCount() uint32 { return x.client.Answered() }
 
 // onMessage applies a message to the conversation, and publishes it.
 func (x *Session) onMessage(kind string, m envelope.Message, msg []byte) {
-	c := x.entry.conversation.Load()
+	c := x.entry.talk()
 	if c != nil {
 		c.HandleMessage(kind, m.SessionID, msg)
 	}
@@ -265,6 +289,9 @@ func (x *Session) onMessage(kind string, m envelope.Message, msg []byte) {
 // takeToken applies the rate limit of notifications and messages.
 func (x *Session) takeToken() bool {
 	x.entry.mu.Lock()
+	if x.entry.messageBucket == nil {
+		x.entry.messageBucket = &devices.Bucket{}
+	}
 	ok := x.entry.messageBucket.Allow(time.Now(), notificationRate, notificationBurst)
 	x.entry.mu.Unlock()
 	if !ok {
@@ -276,8 +303,8 @@ func (x *Session) takeToken() bool {
 
 // record records a step of this session.
 func (x *Session) record(s devices.Step) {
-	if r := x.svc.ports.Recorder; r != nil && x.svc.registry.Status(x.who.Device, "").Known { // the log of a forgotten device is deleted
-		s.Device, s.Transport, s.Epoch, s.Remote, s.Proven = x.who.Device, x.who.Transport, x.Epoch(), x.remote, true
+	if r := x.svc.ports.Recorder; r != nil && x.svc.registry.Status(x.entry.id, "").Known { // the log of a forgotten device is deleted
+		s.Device, s.Transport, s.Epoch, s.Remote, s.Proven = x.entry.id, x.transport, x.Epoch(), x.remote, true
 		r.Step(s)
 	}
 }
@@ -285,7 +312,7 @@ func (x *Session) record(s devices.Step) {
 // trace shows a message to those who trace the device.
 func (x *Session) trace(received bool, msg []byte) {
 	if t := x.svc.ports.Tracer; t != nil {
-		t.Message(x.who.Device, received, msg)
+		t.Message(x.entry.id, received, msg)
 	}
 }
 
@@ -340,7 +367,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 
 // DeviateMCP counts a deviation by the device's firmware version.
 func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
-	key := DeviationKey{d, p.entry.device.Load().Firmware}
+	key := DeviationKey{d, p.entry.stored.Load().facts.Firmware}
 	stats := &p.svc.stats
 	if stats.Deviations.Len() >= MaxDeviationKeys && stats.Deviations.Get(key) == 0 {
 		key.Firmware = "other"

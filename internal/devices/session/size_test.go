@@ -5,9 +5,15 @@ import (
 	"testing"
 )
 
-// There is one for every connected device, and a byte more than 512 takes 64.
+// There is one of each for every connected device, and a byte more takes the next size class of the heap.
 func TestSize(t *testing.T) {
-	if n := reflect.TypeFor[Session]().Size(); n > 512 {
-		t.Errorf("%d bytes", n)
+	for of, most := range map[reflect.Type]uintptr{
+		reflect.TypeFor[Session](): 352,
+		reflect.TypeFor[entry]():   192,
+		reflect.TypeFor[stored]():  128,
+	} {
+		if n := of.Size(); n > most {
+			t.Errorf("%v: %d bytes, want at most %d", of, n, most)
+		}
 	}
 }

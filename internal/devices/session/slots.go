@@ -26,7 +26,7 @@ func (x *Session) Acquire(ctx context.Context, caller string) error {
 		x.svc.stats.InFlight.Add(1)
 		return nil
 	}
-	ready := x.queue.Add(caller, MaxWaitingCalls)
+	ready := x.useLocked().queue.Add(caller, MaxWaitingCalls)
 	x.mu.Unlock()
 	if ready == nil {
 		return x.busy()
@@ -46,7 +46,7 @@ func (x *Session) Acquire(ctx context.Context, caller string) error {
 	case <-ctx.Done():
 	}
 	x.mu.Lock()
-	waits := x.queue.Remove(ready)
+	waits := x.use.queue.Remove(ready)
 	x.mu.Unlock()
 	if !waits && <-ready { // the turn came at the same moment: pass it on
 		x.svc.stats.InFlight.Add(1)
@@ -56,7 +56,7 @@ func (x *Session) Acquire(ctx context.Context, caller string) error {
 }
 
 func (x *Session) busy() error {
-	return devices.Errorf(devices.CodeDeviceBusy, "%d calls wait for device %s already; try again later", MaxWaitingCalls, x.who.Device)
+	return devices.Errorf(devices.CodeDeviceBusy, "%d calls wait for device %s already; try again later", MaxWaitingCalls, x.entry.id)
 }
 
 // TryAcquire takes one of the device's slots without waiting, and not before callers that wait.
@@ -69,7 +69,7 @@ func (x *Session) TryAcquire() error {
 	case x.draining:
 		return devices.ClosedCall(devices.CloseDraining, false)
 	case x.isFullLocked():
-		return devices.Errorf(devices.CodeDeviceBusy, "device %s runs another call", x.who.Device)
+		return devices.Errorf(devices.CodeDeviceBusy, "device %s runs another call", x.entry.id)
 	}
 	x.inFlight++
 	x.svc.stats.InFlight.Add(1)
@@ -93,14 +93,18 @@ func (x *Session) IsSettled() bool {
 }
 
 // IsTalking reports whether a conversation is open on the device.
-func (x *Session) IsTalking() bool { return x.entry.conversation.Load() != nil }
+func (x *Session) IsTalking() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.isTalkingLocked()
+}
 
 // Release passes the slot to the next caller.
 func (x *Session) Release() {
 	x.svc.stats.InFlight.Add(-1)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.queue.Next() {
+	if x.use != nil && x.use.queue.Next() {
 		return
 	}
 	x.inFlight--
@@ -134,17 +138,21 @@ func (x *Session) Tools() Tools {
 }
 
 // Labels returns the device's labels; after AwaitRow those in the database.
-func (x *Session) Labels() map[string]string { return x.entry.device.Load().Labels }
+func (x *Session) Labels() map[string]string { return x.entry.stored.Load().labels }
 
 // CallerState returns the state that make created at the first call; it lives as long as the
 // session. Without make it may be nil. All calls have the same T.
 func CallerState[T any](x *Session, make func() *T) *T {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.callers == nil && make != nil {
-		x.callers = make()
+	if x.use == nil && make == nil {
+		return nil
 	}
-	state, _ := x.callers.(*T)
+	u := x.useLocked()
+	if u.callers == nil && make != nil {
+		u.callers = make()
+	}
+	state, _ := u.callers.(*T)
 	return state
 }
 
@@ -152,7 +160,7 @@ func CallerState[T any](x *Session, make func() *T) *T {
 // soon.
 func (x *Session) PrepareUpload(ctx context.Context) error {
 	x.mu.Lock()
-	due := !x.initialized || !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
+	due := !x.initialized || x.grantEndsLocked(time.Now(), grantReserve)
 	x.mu.Unlock()
 	if !due {
 		return nil

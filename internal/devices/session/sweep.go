@@ -48,11 +48,16 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 	}
 	x.remind()
 	x.mu.Lock()
-	due := x.mcp == devices.MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew
+	due := x.mcp == devices.MCPReady && x.grantEndsLocked(now, grantRenew)
 	x.mu.Unlock()
 	if due {
 		x.startRenewal()
 	}
+}
+
+// grantEndsLocked reports whether the upload token expires within d.
+func (x *Session) grantEndsLocked(now time.Time, d time.Duration) bool {
+	return x.grantExpires != 0 && time.Unix(x.grantExpires, 0).Sub(now) < d
 }
 
 // startRenewal re-initializes a ready device in a task; after a failure the old token stays
@@ -60,7 +65,7 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 func (x *Session) startRenewal() {
 	x.svc.run(func() {
 		if err := x.initialize(x.svc.tasks.Context()); err != nil {
-			x.svc.log.Debug("upload token not renewed", "device", x.who.Device, "error", err)
+			x.svc.log.Debug("upload token not renewed", "device", x.entry.id, "error", err)
 		}
 	})
 }

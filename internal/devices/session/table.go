@@ -18,6 +18,7 @@ type table struct {
 	seed   maphash.Seed
 	shards [64]shard
 	count  atomic.Int64
+	facts  interner
 }
 
 type shard struct {
@@ -25,32 +26,32 @@ type shard struct {
 	entries map[devices.ID]*entry
 }
 
-// entry is one device. device and session are read without a lock; writers hold mu.
+// entry is one device. stored and session are read without a lock; writers hold mu.
 type entry struct {
 	id      devices.ID
-	device  atomic.Pointer[devices.Device] // immutable snapshot; never nil
+	stored  atomic.Pointer[stored] // never nil
 	session atomic.Pointer[Session]
 	// conversation is the open audio channel; over UDP it may outlive a session.
 	conversation atomic.Pointer[speech.Conversation]
-	// row is nil once device contains the database's row. Before that device has only
+	// row is nil once stored contains the database's row. Before that stored has only
 	// what was reported to this node, and callers wait on the channel.
 	row atomic.Pointer[chan struct{}]
 
 	mu            sync.Mutex
 	lastEpoch     devices.Epoch
 	confirmed     int64        // the highest generation of credentials that the device connected with
-	removed       bool         // from the table; the entry must not be used any more
-	idleSince     int64        // unix nanoseconds; 0: it has a session, or is about to get one
+	idleSince     int64        // as clock.Reading; 0: it has a session, or is about to get one
 	catalog       devices.Hash // of the last listing; zero if never listed
 	listedFW      string
+	removed       bool // from the table; the entry must not be used any more
 	partial       bool
-	heldElsewhere bool     // another node held it since it was listed here
-	unrecorded    *Session // whose list is recorded once the row has arrived
-	takeovers     devices.Takeovers
+	heldElsewhere bool               // another node held it since it was listed here
+	unrecorded    *Session           // whose list is recorded once the row has arrived
+	takeovers     *devices.Takeovers // nil until the first one
 
-	reconnectBucket devices.Bucket // each reconnect causes two events and two log lines
-	recordBucket    devices.Bucket // bytes of lists and entries written to the database
-	messageBucket   devices.Bucket // of notifications and messages, over all connections
+	reconnectBucket devices.Bucket  // each reconnect causes two events and two log lines
+	recordBucket    devices.Bucket  // bytes of lists and entries written to the database
+	messageBucket   *devices.Bucket // of notifications and messages, over all connections; nil: there were none
 }
 
 func newTable() *table {
@@ -95,7 +96,7 @@ func (h *table) ensure(id devices.ID, clientID string) (e *entry, created bool) 
 	e = &entry{id: id}
 	row := make(chan struct{})
 	e.row.Store(&row)
-	e.device.Store(&devices.Device{ID: id, ClientID: clientID, Admission: devices.AdmissionMember})
+	e.store(&devices.Device{ClientID: clientID, Admission: devices.AdmissionMember}, &h.facts)
 	s.entries[id] = e
 	h.count.Add(1)
 	return e, true
@@ -137,21 +138,16 @@ func (h *table) part(i, n int, f func(*entry)) {
 	}
 }
 
-// update replaces the device by a copy that change has modified.
-func (e *entry) update(change func(*devices.Device)) *devices.Device {
+// update replaces what is kept of a device by what change makes of it.
+func (h *table) update(e *entry, change func(*devices.Device)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.updateLocked(change)
-}
-
-func (e *entry) updateLocked(change func(*devices.Device)) *devices.Device {
-	d := *e.device.Load()
+	d := e.device()
 	change(&d)
-	e.device.Store(&d)
-	return &d
+	e.store(&d, &h.facts)
 }
 
-// isKnown reports whether device contains the database's row.
+// isKnown reports whether stored contains the database's row.
 func (e *entry) isKnown() bool { return e.row.Load() == nil }
 
 // evict ends x, which may be nil, and the device's conversation. A session that has replaced x meanwhile stays, and so does

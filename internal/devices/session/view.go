@@ -20,10 +20,12 @@ func (x *Session) View() devices.View {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	seq := x.seq
-	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
-		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
+	v := devices.View{Device: e.device(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
+		AudioOpen: x.isTalkingLocked()}
+	if x.use != nil {
+		v.AudioPackets, v.AudioDropped = x.use.audioPackets, x.use.audioDropped
+	}
 	if c := e.conversation.Load(); c != nil {
-		v.AudioOpen = true
 		received, dropped := c.Audio()
 		v.AudioPackets += received
 		v.AudioDropped += dropped

@@ -20,8 +20,6 @@ const reconnectGrace = 60 * time.Second
 // Conversation is one open audio channel of a device, from hello to goodbye. Over UDP it
 // belongs to the device and not to its connection: the next session on the same node
 // continues it. Its methods are safe for concurrent use.
-//
-// WebSocket devices always have one, so the state for speech is created when needed.
 type Conversation struct {
 	svc   *Service
 	line  Line
@@ -67,6 +65,7 @@ func (c *Conversation) Hello() hello.Device { return c.intro.hello }
 type Opening struct {
 	ID       string // the session id that the device gets
 	Owned    bool   // it ends with its connection, as over WebSocket
+	Counted  bool   // in AudioStats.Conversations
 	Identity devices.Identity
 	Hello    hello.Device
 }
@@ -83,7 +82,9 @@ func (s *Service) Open(line Line, o Opening, open func(*Conversation) (AudioPath
 		return nil, err
 	}
 	c.path = path
-	s.stats.Conversations.Add(1)
+	if !o.Counted {
+		s.stats.Conversations.Add(1)
+	}
 	return c, nil
 }
 
