@@ -7,8 +7,7 @@
 //
 // Callers do not wait for writes. Rows are queued; one goroutine commits them in groups: up to
 // GroupRows rows per table and about GroupBytes of tool lists, or the rows that arrive within
-// Linger. Facts and presence are coalesced, one per device, for which that of a device that has
-// just connected waits up to ReadyWait; history entries and catalogs are
+// Linger. Facts and presence are coalesced, one per device; history entries and catalogs are
 // not. At most MaxHistoryQueue and MaxQueueBytes of these are queued; more are dropped and
 // counted, and the caller gets an error. If the database refuses a group, the group is halved
 // until only the faulty row is left; that row is logged, counted and dropped. While the

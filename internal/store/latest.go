@@ -18,22 +18,6 @@ func (l *latest[T]) put(id devices.ID, row T) {
 	l.rows[id] = row
 }
 
-// move moves the rows in order to another one, up to the first that stays.
-func (l *latest[T]) move(to *latest[T], stays func(T) bool) {
-	for ; len(l.order) > 0; l.order = l.order[1:] {
-		id := l.order[0]
-		row, ok := l.rows[id]
-		switch {
-		case !ok: // it was removed
-		case stays(row):
-			return
-		default:
-			delete(l.rows, id)
-			to.put(id, row)
-		}
-	}
-}
-
 // take removes and returns up to n rows.
 func (l *latest[T]) take(n int) []T {
 	var out []T

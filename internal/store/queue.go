@@ -13,11 +13,10 @@ import (
 const (
 	// GroupRows is how many rows of one table are committed together at most.
 	GroupRows = 500
-	// Linger is how long the first row of a group waits for others.
+	// Linger is how long the first row of a group waits for others. When a fleet reconnects,
+	// a device's `online` and `ready` rows are about this far apart, so that most of them
+	// are coalesced.
 	Linger = 25 * time.Millisecond
-	// ReadyWait is how long the row of a device that has just connected waits for the one with
-	// which it is ready: when a fleet reconnects, one row is written for each device.
-	ReadyWait = 500 * time.Millisecond
 	// MaxHistoryQueue is how many history entries are queued; more are dropped and counted.
 	// The rows of other tables are limited by the number of devices.
 	MaxHistoryQueue = 100_000
@@ -96,7 +95,6 @@ type queue struct {
 	mu       sync.Mutex
 	facts    latest[devices.Check]
 	presence latest[devices.Presence]
-	arrived  latest[devices.Presence] // they wait for ReadyWait
 	history  []historyRow
 	lists    map[devices.Hash]devices.CatalogText
 	inFlight struct{ facts, presence, history int } // taken, but neither committed nor dropped
@@ -111,7 +109,6 @@ func newQueue(stats *Stats) *queue {
 		wake:     make(chan struct{}, 1),
 		facts:    latest[devices.Check]{rows: map[devices.ID]devices.Check{}, merge: mergeFacts},
 		presence: latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
-		arrived:  latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
 		lists:    map[devices.Hash]devices.CatalogText{},
 	}
 }
@@ -144,12 +141,12 @@ func (q *queue) signal() {
 // size returns the number of queued rows, and whether they are a full group; it sets the gauges.
 // The caller holds the lock.
 func (q *queue) size() (all int, full bool) {
-	f, p, h, arrived := len(q.facts.rows), len(q.presence.rows), len(q.history), len(q.arrived.rows)
+	f, p, h := len(q.facts.rows), len(q.presence.rows), len(q.history)
 	q.stats.DevicesWaiting.Store(int64(f + q.inFlight.facts))
-	q.stats.PresenceWaiting.Store(int64(p + arrived + q.inFlight.presence))
+	q.stats.PresenceWaiting.Store(int64(p + q.inFlight.presence))
 	q.stats.HistoryWaiting.Store(int64(h + q.inFlight.history))
 	q.stats.QueueBytes.Store(int64(q.weight.bytes))
-	return f + p + arrived + h + len(q.lists), max(f, p, h) >= GroupRows || q.weight.bytes >= GroupBytes
+	return f + p + h + len(q.lists), max(f, p, h) >= GroupRows || q.weight.bytes >= GroupBytes
 }
 
 func (q *queue) putFacts(f devices.Check) {
@@ -157,22 +154,7 @@ func (q *queue) putFacts(f devices.Check) {
 }
 
 func (q *queue) putPresence(p devices.Presence) {
-	q.update(func() bool {
-		to := &q.presence
-		if _, queued := to.rows[p.Device]; !queued && awaitsReady(p) {
-			to = &q.arrived
-		} else if older, waits := q.arrived.rows[p.Device]; waits {
-			delete(q.arrived.rows, p.Device)
-			p = mergePresence(older, p)
-		}
-		to.put(p.Device, p)
-		return false
-	})
-}
-
-// awaitsReady reports whether a row is of a device that has just connected.
-func awaitsReady(p devices.Presence) bool {
-	return p.Online && p.MCP == devices.MCPUnknown && time.Since(p.ConnectedAt) < ReadyWait
+	q.update(func() bool { q.presence.put(p.Device, p); return false })
 }
 
 // putList queues a list to be marked as used. If there is no room it is skipped: the next device
@@ -255,7 +237,6 @@ func (q *queue) take() (g group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	g.facts = q.facts.take(GroupRows)
-	q.arrived.move(&q.presence, func(p devices.Presence) bool { return awaitsReady(p) && !q.closing })
 	g.presence = q.presence.take(GroupRows)
 	var taken weight
 	g.history = q.takeHistory(&taken)
@@ -302,7 +283,6 @@ func (q *queue) end() (g group) {
 	defer q.mu.Unlock()
 	q.closed = true
 	g.facts = q.facts.take(len(q.facts.rows))
-	q.arrived.move(&q.presence, func(devices.Presence) bool { return false })
 	g.presence = q.presence.take(len(q.presence.rows))
 	g.history = q.history
 	q.history = nil

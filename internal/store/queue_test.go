@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,49 +81,6 @@ func TestWaitLingers(t *testing.T) {
 		defer cancel()
 		if newQueue(new(Stats)).wait(ctx) || took() != time.Second {
 			t.Error("wait outlives its context")
-		}
-	})
-}
-
-// The row of a device that has just connected waits for the one with which it is ready, so that one is written.
-func TestRowsOfConnections(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := newQueue(new(Stats))
-		put := func(id devices.ID, seq int64, mcp devices.MCPState, connected time.Time) {
-			q.putPresence(devices.Presence{Device: id, Epoch: 1, Seq: seq, Online: true, MCP: mcp, ConnectedAt: connected})
-		}
-		begun := time.Now()
-		for i := range 3 * GroupRows { // more than a group: they wait nevertheless
-			put(devices.ID(fmt.Sprint(i)), 1, devices.MCPUnknown, begun)
-		}
-		if g := q.take(); g.rows() != 0 || q.stats.PresenceWaiting.Load() != 3*GroupRows {
-			t.Errorf("%d rows are written at once, %d are counted", g.rows(), q.stats.PresenceWaiting.Load())
-		}
-		time.Sleep(100 * time.Millisecond)
-		put("1", 2, devices.MCPReady, begun)
-		put("2", 2, devices.MCPError, begun)
-		q.putPresence(devices.Presence{Device: "3", Epoch: 1, Seq: 2, MCP: devices.MCPUnknown, ConnectedAt: begun})
-		put("4", 2, devices.MCPUnknown, begun)
-		if g := q.take(); g.rows() != 3 || g.presence[0].MCP != devices.MCPReady || g.presence[1].MCP != devices.MCPError || g.presence[2].Online {
-			t.Errorf("%+v", g.presence)
-		}
-		for rows := 0; rows < 3*GroupRows-3; {
-			if !q.wait(t.Context()) {
-				t.Fatal("the writer ends")
-			}
-			g := q.take()
-			if late := time.Since(begun); g.rows() > 0 && (late < ReadyWait || late > ReadyWait+Linger) {
-				t.Fatalf("%d rows after %v", g.rows(), late)
-			}
-			rows += g.rows()
-		}
-		put("5", 1, devices.MCPUnknown, time.Now())
-		q.close()
-		if g := q.take(); g.rows() != 1 {
-			t.Errorf("%d rows when the node stops", g.rows())
-		}
-		if len(q.arrived.order) > 0 || len(q.arrived.rows) > 0 {
-			t.Errorf("%d rows are left, %d places", len(q.arrived.rows), len(q.arrived.order))
 		}
 	})
 }
