@@ -383,9 +383,10 @@ export const s = {
   },
   policy: {
     lead: "The first rule that fits a call decides. Saving puts the rules in force on all nodes at once.",
-    rules: "Rules, in this order", none: "No rules yet. A rule allows, denies or has a person confirm calls of some tools, on some devices, by some callers.", any: "any",
+    rules: "Rules, in this order", none: "No rules yet. A rule allows, denies or has a person confirm calls of some tools, on some devices, by some callers.",
+    fits: (tools, devices, keys, via) => `${tools || "all tools"}${devices ? `, on devices with ${devices}` : ""}${keys ? `, by ${keys}` : ""}${via ? `, over ${via}` : ""}`,
     after: "After these, one built-in rule has a person confirm calls over MCP that restart a device or change what it runs. All other calls are allowed.",
-    columns: { rule: "Rule", tools: "Tools", devices: "Devices", keys: "Callers", via: "Way in", action: "Then", change: "Change" },
+    columns: { rule: "Rule", fits: "For", action: "Then", change: "Change" },
     up: ["↑", "Earlier"], down: ["↓", "Later"], edit: ["Edit", "Edit"], remove: ["✕", "Remove"], add: "Add a rule",
     form: { name: "Name", action: "A call that fits", tools: "Tools, one pattern per line (empty: any)", devices: "Devices, by id and labels (empty: any)", keys: "Callers: keys by name or id, one per line (empty: any)", via: "Way in (none chosen: any)", done: "Take over" },
     json: (n) => `As JSON, from version ${n}`, version: (n) => `Version ${n}`, unreadable: "The JSON is not a document of rules now.", unsaved: "Not saved yet.", discard: "Discard",

@@ -81,7 +81,7 @@ function Rules({ rules, onEdit, onMove, onRemove }) {
   const button = (text, name, act, disabled) => html`<button type="button" aria-label=${`${name}: ${text[1]}`} title=${text[1]} disabled=${disabled} onClick=${act}>${text[0]}</button>`;
   return html`<${Grid} id=${(x) => x.i} items=${rules.map((r, i) => ({ ...r, i, label: line(r.name ?? "", 64) }))} columns=${[
     { name: p.columns.rule, text: (r) => r.i, cell: (r) => html`<span class="num faint">${r.i + 1}.</span> <bdi>${r.label}</bdi>`, keep: true },
-    { name: p.columns.tools, text: (r) => list(r.tools) || p.any, kind: "narrow" }, { name: p.columns.devices, text: (r) => limits(r.devices) || p.any, kind: "narrow" }, { name: p.columns.keys, text: (r) => list(r.keys) || p.any, kind: "narrow" }, { name: p.columns.via, text: (r) => list(r.via) || p.any, kind: "narrow" },
+    { name: p.columns.fits, text: (r) => p.fits(list(r.tools), limits(r.devices), list(r.keys), list(r.via)), kind: "names", bare: true },
     { name: p.columns.action, text: (r) => r.action, cell: (r) => html`<${Outcome} tone=${TONES[r.action] || "neutral"}>${line(word("action", r.action), 40)}<//>`, keep: true, bare: true },
     { name: p.columns.change, text: () => "", keep: true, bare: true, cell: ({ i, label }) => html`<span class="buttons">${button(p.up, label, () => onMove(i, -1), i === 0)}${button(p.down, label, () => onMove(i, 1), i === rules.length - 1)}${button(p.edit, label, () => onEdit(i))}${button(p.remove, label, () => onRemove(i))}</span>` }]} />`;
 }
