@@ -28,6 +28,7 @@ export async function recent({ device, type, since }, limit, signal) {
   const longest = setTimeout(stop, LONGEST);
   let idle = setTimeout(stop, LONGEST);
   const events = [];
+  let spare = 0; // notifications among them
   try {
     const response = await send("GET", "/v1/events" + encode({ device, type, since }), { signal: ended.signal });
     idle = setTimeout(stop, IDLE);
@@ -35,7 +36,11 @@ export async function recent({ device, type, since }, limit, signal) {
       clearTimeout(idle);
       idle = setTimeout(stop, IDLE);
       if (event.type !== "gap") events.push(event);
-      if (events.length > limit) events.splice(Math.max(0, events.findIndex((e) => e.type === "notifications")), 1);
+      if (event.type === "notifications") spare++;
+      if (events.length <= limit) continue;
+      if (spare) events.splice(events.findIndex((e) => e.type === "notifications"), 1);
+      else events.shift();
+      spare -= Math.sign(spare);
     }
   } catch (error) {
     if (error.name !== "AbortError" || signal?.aborted) throw error;
@@ -87,9 +92,9 @@ export function Events({ query }) {
       <label>${s.events.device}<input name="device" value=${device} spellcheck=${false} /></label><button>${s.devices.apply}</button>
       <${Pause} feed=${feed} /></form>
     ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
-    <section class="panel"><${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log happened exact">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} name=${name} />`)}</ol>` : html`<p class="blank">${s.events.empty}</p>`)}<//></section>
+    <section class="panel"><${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log happened exact">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} who=${name(e.data.device)} />`)}</ol>` : html`<p class="blank">${s.events.empty}</p>`)}<//></section>
     <${Command} cli=${["events", ...(device ? [device] : [])]} url=${"/v1/events" + encode({ type, device })} />`;
 }
 
-const Row = ({ event: { type, data }, name }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { date: false, ms: true })}</time><span class=${SIGNS[type]?.[1] || ""} aria-hidden="true">${SIGNS[type]?.[0] || "▶"}</span>
-  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}><bdi>${line(name(data.device), 60)}</bdi><//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || s.jobs.unnamed, 60)}</bdi><//> `}${line(describe(type, data), 200)}</span></li>`;
+const Row = ({ event: { type, data }, who }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { date: false, ms: true })}</time><span class=${SIGNS[type]?.[1] || ""} aria-hidden="true">${SIGNS[type]?.[0] || "▶"}</span>
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed, 60)}<//> `}${line(describe(type, data), 200)}</span></li>`;
