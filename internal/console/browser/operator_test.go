@@ -335,9 +335,8 @@ func (p *taps) tap(what string) {
 	if strings.HasPrefix(what, "document.") {
 		find = what
 	}
-	p.await("!!" + find)
-	p.eval(find + ".scrollIntoView({ block: 'center', behavior: 'instant' })")
-	p.await("((e) => { const r = e.getBoundingClientRect(); return e.contains(document.elementFromPoint(r.left + r.width / 2, r.top + r.height / 2)); })(" + find + ")")
+	// The page may still be loading what stands above it: it is scrolled to until it is in sight.
+	p.await("((e) => { if (!e) return false; e.scrollIntoView({ block: 'center', behavior: 'instant' }); const r = e.getBoundingClientRect(); return e.contains(document.elementFromPoint(r.left + r.width / 2, r.top + r.height / 2)); })(" + find + ")")
 	p.eval(find + ".click()")
 	p.made++
 }
