@@ -129,6 +129,9 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
 		{"Devices", cmp.Or(k.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
 		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires.Time)}}
+	if k.CreatedBy != "" {
+		rows = append(rows, []string{"By", k.CreatedBy})
+	}
 	if !k.Revoked.IsZero() {
 		rows = append(rows, []string{"Revoked", timeText(k.Revoked.Time, a.now())})
 	}

@@ -58,6 +58,7 @@ type Key struct {
 	Expires time.Time         `json:"expires,omitzero"` // zero: the key does not expire
 	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not revoked
 	Parent  Parent            `json:"parent,omitzero"`  // of a console key
+	By      string            `json:"by,omitempty"`     // name of the caller who created it; empty in keys of earlier versions
 	// Since is the version of the list of scopes when the key was created.
 	Since int `json:"since,omitempty"`
 }

@@ -249,6 +249,8 @@ type Key struct {
 	Expires Time      `json:"expires" doc:"It is null if that never happens."`
 	Revoked Time      `json:"revoked" doc:"It is null if the key was not revoked."`
 	Parent  string    `json:"parent,omitempty" doc:"A key of the console acts in the name of the key with this id, and ends with it; admin is the admin token."`
+	// CreatedBy is a name, because the key of the creator may have ended.
+	CreatedBy string `json:"created_by,omitempty" doc:"This is the name of the key that created it. Keys of earlier versions do not have it."`
 }
 
 // CreatedKey is a new key with its token.
