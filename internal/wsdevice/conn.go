@@ -51,6 +51,9 @@ type conn struct {
 	// from 257 bytes on.
 	in *bufio.Reader
 
+	// resume is serve with its session: a go statement without arguments allocates nothing.
+	resume func()
+
 	out writequeue.Queue
 }
 
@@ -96,7 +99,8 @@ func (c *conn) run(who devices.Identity, begun time.Time) {
 	c.lastPing.Store(clock.Reading(begun.Add(-rand.N(PingEvery / 2))))
 	session, reason := c.open(who, begun)
 	if session != nil {
-		go c.serve(session)
+		c.resume = func() { c.serve(session) }
+		go c.resume()
 		return
 	}
 	if c.session.Load() == nil { // otherwise the session counts its end
@@ -205,7 +209,7 @@ func (c *conn) serve(session *session.Session) {
 			return
 		}
 		if c.in.Buffered() == 0 { // no other frame has arrived
-			go c.serve(session) // as before, remove is still to be called
+			go c.resume() // as before, remove is still to be called
 			return
 		}
 	}
