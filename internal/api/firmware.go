@@ -20,6 +20,27 @@ type FirmwareImage struct {
 	BuiltAt       Time           `json:"built_at" doc:"It is null if the build left it out."`
 	Signature     string         `json:"signature,omitempty" doc:"It is signed for this kind of secure boot. The chip alone has the key."`
 	Findings      []ImageFinding `json:"findings" nullable:"false"`
+	StoredImage
+}
+
+// StoredImage is what a fleet knows of an image that it keeps.
+type StoredImage struct {
+	Note    string `json:"note,omitempty"`
+	AddedBy string `json:"added_by,omitempty" doc:"This is the name of the key that added the image."`
+	AddedAt Time   `json:"added_at,omitzero"`
+	Devices *int64 `json:"devices,omitempty" doc:"So many devices ran an image with this elf_sha256 at their last OTA check. A key that is limited to devices does not get the number."`
+}
+
+// AddedFirmware is what became of a file that was added.
+type AddedFirmware struct {
+	Items   []FirmwareImage `json:"items" nullable:"false" doc:"The images of the file, those that were known included."`
+	Dropped []string        `json:"dropped" nullable:"false" doc:"These things are in the file beside the images, and were not kept."`
+}
+
+// FirmwareEdit changes what people say about an image. Members that are left out stay as they are.
+type FirmwareEdit struct {
+	Note   *string   `json:"note,omitempty" maxLength:"1000"`
+	Boards *[]string `json:"boards,omitempty" maxItems:"16" doc:"The image is for these boards, whatever its program says; every check then has the finding board_by_hand. An empty list restores what the program says."`
 }
 
 // Partition is an entry of a partition table.
