@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -375,6 +376,64 @@ func TestLimitedKeys(t *testing.T) {
 		if err != nil || (got.Devices == nil) != caller.Limited() {
 			t.Errorf("%+v, error %v", got, err)
 		}
+	}
+}
+
+// details are those of a device that could get image(board).
+const details = `{"flash_size":16777216,"chip_info":{"revision":102},"application":{"name":"xiaozhi","compile_time":"Aug  8 2026T08:40:00Z","idf_version":"v5.5.2"},` +
+	`"partition_table":[{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":1048576},{"label":"ota_1","type":0,"subtype":17,"address":1179648,"size":1048576},{"label":"assets","type":1,"subtype":130,"address":0,"size":1048576}],` +
+	`"ota":{"label":"ota_1"},"display":{"width":320,"height":240}}`
+
+// device adds a device that has checked in with an image.
+func (f *fleet) device(t *testing.T, id devices.ID, board, elf, details string) {
+	t.Helper()
+	facts := devices.Facts{Board: board, Firmware: "2.4.1", ELF: elf, Chip: "esp32s3", CheckedAt: time.Now()}
+	if _, err := f.store.Database().Write.Exec(`INSERT INTO devices (device, admission, client_id, name, name_folded, labels, preferred_transport, joined, revision, board, board_folded, firmware, firmware_key, elf_sha256, chip, language, serial, activate_v2, first_seen, checked_at)
+ VALUES ($1, 'member', '', '', '', '{}', '', '', 0, '', '', '', '', '', '', '', '', FALSE, 0, 0) ON CONFLICT (device) DO NOTHING`, string(id)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		facts.CheckedAt = time.Now()
+		f.store.SaveFacts(devices.Check{Device: id, Facts: facts, Details: details})
+		for f.store.Stats().DevicesWaiting.Load() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// TestDelete: an image that devices run, or ran last, is deleted by force alone.
+func TestDelete(t *testing.T) {
+	f := newFleet(t, nil)
+	one := image("one")
+	x := f.mustAdd(t, one, true).Items[0]
+	f.device(t, "a", "one", x.ELF, details)
+	f.core.notes = nil
+	refused := func(text string) {
+		t.Helper()
+		if err := f.Delete(t.Context(), admin, x.ID, false); codeOf(err) != "conflict" || !strings.Contains(err.Error(), text) {
+			t.Errorf("error %v", err)
+		}
+		f.core.noted(t, "delete_firmware "+x.ID+" conflict")
+	}
+	refused("run this image: 1; devices ran it last, and lose their way back: 0")
+	if got, err := f.Get(t.Context(), admin, x.ID); err != nil || *got.Devices != 1 {
+		t.Errorf("%+v, error %v", got, err)
+	}
+	f.device(t, "a", "one", "another", details)
+	refused("run this image: 0; devices ran it last, and lose their way back: 1")
+	if err := f.Delete(t.Context(), admin, x.ID, true); err != nil {
+		t.Error(err)
+	}
+	f.core.noted(t, "delete_firmware "+x.ID+" ok")
+	if _, _, err := f.Open(t.Context(), x.ID); codeOf(err) != "not_found" || len(files(t, f.Manager)) != 0 {
+		t.Errorf("files %q, error %v", files(t, f.Manager), err)
+	}
+	objects, err := f.js.ObjectStore(t.Context(), "TEST_FIRMWARE")
+	if err == nil {
+		_, err = objects.GetInfo(t.Context(), x.ID)
+	}
+	if !errors.Is(err, jetstream.ErrObjectNotFound) {
+		t.Errorf("error %v", err)
 	}
 }
 

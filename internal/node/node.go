@@ -235,7 +235,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) })) // rows come from the core, so it exists
+	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) }), store.OnImage(func(c devices.ImageChange) { n.service.Publish(c.Event()) })) // rows come from the core, so it exists
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}

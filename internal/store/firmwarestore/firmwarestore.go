@@ -161,6 +161,42 @@ func (s *Store) Former(ctx context.Context, elf string) (int64, error) {
 	return n[0], nil
 }
 
+const imageColumns = `i.seq, i.elf_sha256, i.version, i.board, i.details, i.cause, i.at, d.image_checks FROM device_images i JOIN devices d ON d.device = i.device`
+
+func scanImage(scan func(...any) error, before ...any) (image devices.DeviceImage, err error) {
+	var at, checks int64
+	err = scan(append(before, &image.Seq, &image.ELF, &image.Version, &image.Board, &image.Details, &image.Cause, &at, &checks)...)
+	image.At, image.SeenTwice = database.Instant(at), checks > 1
+	return image, err
+}
+
+// Newest implements firmware.Store.
+func (s *Store) Newest(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error) {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = string(id)
+	}
+	out := make(map[devices.ID]devices.DeviceImage, len(ids))
+	condition, arg := database.IDSet(s.db.Postgres(), "i.device", "$1", names)
+	_, err := read(ctx, s, "reading what devices run", func(scan func(...any) error) (none struct{}, err error) {
+		var id devices.ID
+		image, err := scanImage(scan, &id)
+		out[id] = image
+		return none, err
+	}, `SELECT i.device, `+imageColumns+` WHERE `+condition+` AND `+newest, arg)
+	return out, err
+}
+
+// History implements firmware.Store.
+func (s *Store) History(ctx context.Context, id devices.ID) ([]devices.DeviceImage, error) {
+	history, err := read(ctx, s, "reading the images of a device", func(scan func(...any) error) (devices.DeviceImage, error) { return scanImage(scan) },
+		`SELECT `+imageColumns+` WHERE i.device = $1 ORDER BY i.seq DESC`, string(id))
+	for i := 1; i < len(history); i++ {
+		history[i].SeenTwice = false // the column is of the newest one
+	}
+	return history, err
+}
+
 func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
