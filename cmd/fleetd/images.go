@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 
 	"fleetd/internal/api"
@@ -163,4 +166,106 @@ func (cmd *firmwareRemoveCmd) Run(ctx context.Context, a *app, c *apiclient.Clie
 	}
 	_, err := apiclient.Send[struct{}](ctx, c, r)
 	return a.change(cmd.Image, "deleted", err)
+}
+
+type firmwareCheckCmd struct {
+	What   string `arg:"" name:"release|image" help:"Version, PROJECT@VERSION, or the first 12 digits of an image."`
+	Select string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
+	listFlags
+}
+
+// imageName matches what names an image rather than a release.
+var imageName = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
+
+// Run prints the counts and the devices that would not get the image.
+func (cmd *firmwareCheckCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	query := apiclient.Query{"release": cmd.What, "select": cmd.Select}
+	if imageName.MatchString(cmd.What) {
+		query = apiclient.Query{"image": cmd.What, "select": cmd.Select}
+	}
+	rows := [][]string{{"DEVICE", "BOARD", "FIRMWARE", "IMAGE", "VERDICT", "WHY"}}
+	left := cmd.Limit
+	for page, err := range apiclient.Pages[apiclient.Answer[api.FirmwareCheck]](ctx, c, func(p apiclient.Answer[api.FirmwareCheck]) string { return p.Value.NextCursor }, query, "firmware", "check") {
+		switch {
+		case err != nil:
+			return err
+		case cmd.JSON:
+			if err := printJSONLine(a.stdout, page.Raw); err != nil {
+				return err
+			}
+		case page.Value.Counts != nil:
+			if err := printCounts(a, page.Value.Counts); err != nil {
+				return err
+			}
+		}
+		for _, v := range page.Value.Items {
+			rows = append(rows, []string{v.Device, cmp.Or(v.Board, "-"), cmp.Or(v.Firmware, "-"), cmp.Or(shortID(v.Image), "-"), v.Verdict, codesOf(v.Findings)})
+			if left--; left == 0 {
+				break
+			}
+		}
+		if left == 0 && cmd.Limit > 0 {
+			break
+		}
+	}
+	if cmd.JSON || len(rows) == 1 {
+		return nil
+	}
+	fmt.Fprintln(a.stdout)
+	return a.table(a.stdout, "", rows)
+}
+
+func printCounts(a *app, counts *api.FirmwareCounts) error {
+	rows := [][]string{{"Devices", fmt.Sprint(counts.Devices)}}
+	for _, name := range []string{"fit", "already", "waits", "blocked"} {
+		rows = append(rows, []string{"  " + name, fmt.Sprint(counts.Verdicts[name])})
+	}
+	for _, code := range slices.Sorted(maps.Keys(counts.Findings)) {
+		rows = append(rows, []string{"Finding " + code, fmt.Sprint(counts.Findings[code])})
+	}
+	return aligned(a.stdout, "", rows, 0)
+}
+
+// codesOf are the codes of findings, the grave ones first.
+func codesOf(findings []api.FirmwareFinding) string {
+	var codes []string
+	for _, severity := range []string{"error", "wait", "warning"} {
+		for _, f := range findings {
+			if f.Severity == severity {
+				codes = append(codes, f.Code)
+			}
+		}
+	}
+	return strings.Join(codes, ", ")
+}
+
+type firmwareExplainCmd struct {
+	Device string `device:"name" arg:"" help:"Id or name of the device."`
+	Image  string `help:"Could the device get this image? First 12 digits of its SHA-256." placeholder:"IMAGE"`
+	jsonFlags
+}
+
+// Run prints what a device runs and could get.
+func (cmd *firmwareExplainCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	return printAnswer(ctx, a, c, cmd.JSON, func(d api.DeviceFirmware) error {
+		rows := [][]string{{"Device", d.Device}, {"Board", cmp.Or(d.Board, "-")}, {"Firmware", cmp.Or(d.Firmware, "-")}, {"ELF", cmp.Or(d.ELF, "-")}, {"Image", cmp.Or(shortID(d.Image), "not stored")}}
+		if f := d.Facts; f != nil {
+			rows = append(rows, []string{"Project", cmp.Or(f.Project, "-")}, []string{"Compiled", cmp.Or(f.CompileTime, "-")}, []string{"Chip", "revision " + f.ChipRevision}, []string{"Flash", sizeText(f.FlashSize)},
+				[]string{"Slot", cmp.Or(f.Slot, "-")}, []string{"Layout", layoutText(f.Layout)}, []string{"Display", cmp.Or(f.Display, "-")})
+		}
+		for i, h := range d.History {
+			label := ""
+			if i == 0 {
+				label = "History"
+			}
+			rows = append(rows, []string{label, timeCell(h.At) + "  " + cmp.Or(h.Version, "-") + "  " + shortID(h.ELF) + "  " + cmp.Or(h.Cause, "first known")})
+		}
+		if d.Check != nil {
+			rows = append(rows, []string{"Verdict", d.Check.Verdict})
+			for _, f := range d.Check.Findings {
+				rows = append(rows, []string{map[string]string{"error": "Blocks", "wait": "Waits", "warning": "Warning"}[f.Severity], f.Text + " (" + f.Code + ")"})
+			}
+		}
+		return aligned(a.stdout, "", rows, 0)
+	}, apiclient.Query{"image": cmd.Image}, "devices", cmd.Device, "firmware")
 }

@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/espimage"
+	"fleetd/internal/selector"
 )
 
 // Bounds.
@@ -64,10 +65,17 @@ type Store interface {
 	// Running returns how many devices run each of these builds, and Former how many had one before the build that they run.
 	Running(ctx context.Context, elfs []string) (map[string]int64, error)
 	Former(ctx context.Context, elf string) (int64, error)
+	// Newest returns what these devices ran at their last checks, if that is known.
+	Newest(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error)
+	// History returns the images of a device, newest first.
+	History(ctx context.Context, id devices.ID) ([]devices.DeviceImage, error)
 }
 
 // Fleet is what a Manager uses of the core.
 type Fleet interface {
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error)
+	Each(ctx context.Context, principal access.Principal, sel selector.Selector, f func([]devices.View) error) error
 	// NoteChange records a change, or the attempt, in the audit.
 	NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error)
 }
@@ -83,6 +91,7 @@ type Options struct {
 	MaxFile   int64  // bytes of a file, unpacked
 	Storage   int64  // bytes of all images
 	Keys      Keys
+	Server    string // URL under which devices reach the fleet
 	Log       *slog.Logger
 }
 

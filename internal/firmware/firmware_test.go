@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,8 +34,28 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// core is the part of the fleet that a Manager uses.
-type core struct{ notes []string }
+// core is the part of the fleet that a Manager uses, with these devices.
+type core struct {
+	views []devices.View
+	notes []string
+}
+
+func (c *core) Get(_ context.Context, id devices.ID) (devices.View, error) {
+	for _, v := range c.views {
+		if v.Device.ID == id {
+			return v, nil
+		}
+	}
+	return devices.View{}, devices.ErrNotFound
+}
+
+func (c *core) List(context.Context, devices.ListQuery) ([]devices.View, string, error) {
+	return c.views, "", nil
+}
+
+func (c *core) Each(_ context.Context, _ access.Principal, _ selector.Selector, f func([]devices.View) error) error {
+	return f(c.views)
+}
 
 func (c *core) NoteChange(_ access.Principal, action string, _ devices.ID, detail string, err error) {
 	outcome := "ok"
@@ -84,7 +105,7 @@ func newFleet(t *testing.T, change func(*firmware.Options)) *fleet {
 		t.Fatal(err)
 	}
 	f.opt = firmware.Options{Store: firmwarestore.New(f.store), Fleet: f.core, JetStream: f.js, Bucket: "TEST_FIRMWARE", MaxFile: firmware.MaxFile, Storage: 1 << 20,
-		Log: slog.New(slog.DiscardHandler)}
+		Server: "https://api.example.com", Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&f.opt)
 	}
@@ -388,6 +409,8 @@ const details = `{"flash_size":16777216,"chip_info":{"revision":102},"applicatio
 func (f *fleet) device(t *testing.T, id devices.ID, board, elf, details string) {
 	t.Helper()
 	facts := devices.Facts{Board: board, Firmware: "2.4.1", ELF: elf, Chip: "esp32s3", CheckedAt: time.Now()}
+	v := devices.View{Device: devices.Device{ID: id, Admission: devices.AdmissionMember, Facts: facts}, State: devices.StateOffline}
+	f.core.views = append(slices.DeleteFunc(f.core.views, func(v devices.View) bool { return v.Device.ID == id }), v)
 	if _, err := f.store.Database().Write.Exec(`INSERT INTO devices (device, admission, client_id, name, name_folded, labels, preferred_transport, joined, revision, board, board_folded, firmware, firmware_key, elf_sha256, chip, language, serial, activate_v2, first_seen, checked_at)
  VALUES ($1, 'member', '', '', '', '{}', '', '', 0, '', '', '', '', '', '', '', '', FALSE, 0, 0) ON CONFLICT (device) DO NOTHING`, string(id)); err != nil {
 		t.Fatal(err)
@@ -398,6 +421,62 @@ func (f *fleet) device(t *testing.T, id devices.ID, board, elf, details string) 
 		for f.store.Stats().DevicesWaiting.Load() > 0 {
 			time.Sleep(time.Millisecond)
 		}
+	}
+}
+
+// TestCheck: each device is judged with the image for its board, by what it said at its last check.
+func TestCheck(t *testing.T) {
+	f := newFleet(t, nil)
+	one, two, other := image("one"), image("two"), imagetest.Build{Project: "other", Version: "2.4.2"}.Image()
+	f.mustAdd(t, imagetest.Zip(t, map[string][]byte{"a.bin": one, "b.bin": two}), true)
+	f.device(t, "a", "one", "elf", details)
+	f.device(t, "b", "two", "elf", details)
+	f.device(t, "c", "three", "elf", details)
+	f.device(t, "d", "one", "elf", devices.UnreadableDetails)
+	f.device(t, "e", "one", "elf", `{"flash_size":"16777216"}`) // not as the firmware says it
+	for _, target := range []firmware.Target{{Release: "2.4.2"}, {Release: "xiaozhi@2.4.2"}} {
+		items, next, err := f.Check(t.Context(), admin, target, selector.Selector{}, "", 10)
+		if err != nil || next != "" || len(items) != 5 {
+			t.Fatalf("%+v, error %v", items, err)
+		}
+		got := map[string]string{}
+		for _, v := range items {
+			got[v.Device] = v.Verdict + " " + v.Image
+			for _, x := range v.Findings {
+				got[v.Device] += " " + x.Code
+			}
+		}
+		want := map[string]string{"a": "fit " + idOf(one) + " image_unknown", "b": "fit " + idOf(two) + " image_unknown", "c": "blocked  board",
+			"d": "blocked " + idOf(one) + " check_unreadable image_unknown", "e": "blocked " + idOf(one) + " check_unreadable image_unknown"}
+		if !maps.Equal(got, want) {
+			t.Errorf("%+v: %q", target, got)
+		}
+	}
+	counts, err := f.Count(t.Context(), admin, firmware.Target{Release: "2.4.2"}, selector.Selector{})
+	if err != nil || counts.Devices != 5 || counts.Verdicts["fit"] != 2 || counts.Verdicts["blocked"] != 3 || counts.Findings["check_unreadable"] != 2 || counts.Findings["board"] != 1 {
+		t.Errorf("%+v, error %v", counts, err)
+	}
+	f.mustAdd(t, other, true)
+	for target, want := range map[firmware.Target]string{{}: "bad_request", {Image: idOf(one), Release: "2.4.2"}: "bad_request", {Release: "2.4.2"}: "bad_request", {Release: "2.4.3"}: "not_found",
+		{Release: "other@2.4.2"}: "", {Release: "@"}: "not_found", {Image: idOf(one)}: "", {Image: "12"}: "bad_request"} {
+		if _, _, err := f.Check(t.Context(), admin, target, selector.Selector{}, "", 10); codeOf(err) != want {
+			t.Errorf("%+v: error %v", target, err)
+		}
+	}
+	got, err := f.OfDevice(t.Context(), "a", idOf(two))
+	if err != nil || got.Facts == nil || got.Facts.Slot != "ota_1" || got.Facts.ChipRevision != "1.2" || got.Facts.FlashSize != 16<<20 || got.Facts.Project != "xiaozhi" || got.Facts.Display != "320x240" ||
+		len(got.Facts.Layout) != 3 || len(got.History) != 1 || got.Image != "" || got.Check.Verdict != "blocked" || got.Check.Findings[0].Code != "board" {
+		t.Errorf("%+v, error %v", got, err)
+	}
+	if got, err = f.OfDevice(t.Context(), "d", ""); err != nil || got.Facts != nil || got.Check != nil {
+		t.Errorf("%+v, error %v", got, err)
+	}
+	boards := []string{"three"}
+	if _, err := f.Edit(t.Context(), admin, idOf(one), api.FirmwareEdit{Boards: &boards}); err != nil {
+		t.Error(err)
+	}
+	if got, err = f.OfDevice(t.Context(), "c", idOf(one)); err != nil || got.Check.Verdict != "fit" || got.Check.Findings[0].Code != "board_by_hand" {
+		t.Errorf("%+v, error %v", got.Check, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/espimage"
+	"fleetd/internal/preflight"
 )
 
 // FileView returns what was found in a file as the API has it.
@@ -61,4 +62,8 @@ func (i *Image) view() api.FirmwareImage {
 		out.Boards = i.ByHand
 	}
 	return out
+}
+
+func (i *Image) judged() *preflight.Image {
+	return &preflight.Image{Image: &i.Image, ELF: i.ELFText(), ByHand: i.ByHand}
 }

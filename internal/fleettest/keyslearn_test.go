@@ -474,7 +474,7 @@ func newWorld(t *testing.T) *world {
 	w.things["absent"] = map[string]string{"device": roomDevice("absent", connected), "client": "0123456789ab", "job": "06q1v8k2m3n4p5q6r7s8", "call": "06q1v8k2m3n4p5q6r7s8", "photo": "06q1v8k2m3n4p5q6r7s8",
 		"webhook": "06q1v8k2m3n4p5q6r7s8", "sha256": strings.Repeat("ab", 32), "key": "markabsentkey", "tool": status}
 	for _, things := range w.things { // images are of no room
-		things["firmware"] = added.Value.Items[0].ID
+		things["firmware"], things["image"], things["release"] = added.Value.Items[0].ID, added.Value.Items[0].ID, added.Value.Items[0].Version
 	}
 
 	scoped := func(kinds ...string) map[string]bool {

@@ -25,7 +25,7 @@ func (n *node) startFirmware(ctx context.Context) error {
 		}
 	}
 	n.firmware = firmware.New(firmware.Options{Store: firmwarestore.New(n.store), Fleet: n.service, JetStream: js, Bucket: events.StreamName(n.cfg.NATSPrefix, "FIRMWARE"), Replicas: n.cfg.NATSReplicas,
-		Dir: n.dir.File(datadir.DirFirmware), MaxFile: n.cfg.FirmwareLimit, Storage: n.cfg.FirmwareStorage, Keys: keys, Log: n.log})
+		Dir: n.dir.File(datadir.DirFirmware), MaxFile: n.cfg.FirmwareLimit, Storage: n.cfg.FirmwareStorage, Keys: keys, Server: n.publicURL, Log: n.log})
 	defer n.whileRunning(n.firmware.Repair)
 	if n.store.Ready() != nil {
 		return nil // the next start cleans

@@ -17,9 +17,10 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/firmware"
+	"fleetd/internal/selector"
 )
 
-// Firmware keeps firmware images. Errors are *devices.Error or those of fleet.Records.
+// Firmware keeps and checks firmware images. Errors are *devices.Error or those of fleet.Records.
 type Firmware interface {
 	Add(ctx context.Context, by access.Principal, u firmware.Upload) (added api.AddedFirmware, fresh bool, err error)
 	List(ctx context.Context, by access.Principal, f firmware.Filter) ([]api.FirmwareImage, error)
@@ -27,6 +28,9 @@ type Firmware interface {
 	Open(ctx context.Context, id string) (api.FirmwareImage, *os.File, error)
 	Edit(ctx context.Context, by access.Principal, id string, e api.FirmwareEdit) (api.FirmwareImage, error)
 	Delete(ctx context.Context, by access.Principal, id string, force bool) error
+	Count(ctx context.Context, by access.Principal, t firmware.Target, sel selector.Selector) (*api.FirmwareCounts, error)
+	Check(ctx context.Context, by access.Principal, t firmware.Target, sel selector.Selector, after string, limit int) (items []api.FirmwareVerdict, next string, err error)
+	OfDevice(ctx context.Context, id devices.ID, image string) (api.DeviceFirmware, error)
 }
 
 const (
@@ -64,6 +68,18 @@ type deleteImageInput struct {
 	Force bool `query:"force" doc:"With true, it is deleted although devices run it or ran it last."`
 }
 
+type checkFirmwareInput struct {
+	Page
+	Selection
+	Image   string `query:"image" doc:"SHA-256 of an image, or its first 12 digits."`
+	Release string `query:"release" example:"xiaozhi@2.4.2" doc:"All images of a project and a version; the version alone if one project has it. Each device is checked with the image for its board."`
+}
+
+type deviceFirmwareInput struct {
+	DevicePath
+	Image string `query:"image" doc:"SHA-256 of an image, or its first 12 digits: could the device get it?"`
+}
+
 func (s *Server) firmwareRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
 	known := append(away, devices.CodeNotFound, devices.CodeConflict)
@@ -76,6 +92,8 @@ func (s *Server) firmwareRoutes() {
 	plain(s, add, s.addFirmware)
 	huma.Register(s.api, s.operation(http.MethodGet, pathFirmware, about{id: "listFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "List firmware images",
 		answer: "A page, newest first.", codes: away}), s.listFirmware)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/firmware/check", about{id: "checkFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Check who could get an image",
+		text: "By what the devices said at their last OTA checks. As with lists, a page may have fewer devices than limit.", answer: "A page of devices in order of id; the first one has counts of all.", codes: known}), s.checkFirmware)
 	huma.Register(s.api, s.operation(http.MethodGet, pathImage, about{id: "getFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Show a firmware image",
 		answer: "The image.", codes: known}), s.getFirmware)
 	huma.Register(s.api, s.operation(http.MethodPatch, pathImage, about{id: "editFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Change the note or the boards of an image",
@@ -84,6 +102,8 @@ func (s *Server) firmwareRoutes() {
 		text: "While devices run it, or ran it last, that is refused without force. A key that is limited to devices or tools is refused.", status: http.StatusNoContent, answer: "Deleted.", codes: known}), s.deleteFirmware)
 	plain(s, withAnswer(s.operation(http.MethodGet, pathImage+"/file", about{id: "getFirmwareFile", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Download a firmware image",
 		answer: "The bytes of the image.", codes: known}), mediaBinary, &huma.Schema{Type: huma.TypeString, Format: "binary"}), s.firmwareFile)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/firmware", about{id: "getDeviceFirmware", scope: access.ScopeFirmwareRead, hides: true, tag: tagFirmware, summary: "Show what a device runs",
+		text: "And what it ran, and whether it could get an image.", answer: "The firmware of the device.", codes: append(known, devices.CodeDeviceUnknown)}), s.deviceFirmware)
 }
 
 func (s *Server) addFirmware(w http.ResponseWriter, r *http.Request, in *addFirmwareInput) {
@@ -172,4 +192,34 @@ func (s *Server) firmwareFile(w http.ResponseWriter, r *http.Request, in *ImageP
 		_, err := io.Copy(out, file)
 		return err
 	})
+}
+
+func (s *Server) checkFirmware(ctx context.Context, in *checkFirmwareInput) (*answer[api.FirmwareCheck], error) {
+	p, err := s.page(ctx, in.Page)
+	if err != nil {
+		return nil, err
+	}
+	sel, err := in.selector()
+	if err != nil {
+		return nil, err
+	}
+	by, target := caller(ctx), firmware.Target{Image: in.Image, Release: in.Release}
+	var out api.FirmwareCheck
+	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.FirmwareVerdict, string, error) {
+		return s.opt.Firmware.Check(ctx, by, target, sel, after, n)
+	})
+	if err == nil && in.Cursor == "" {
+		out.Counts, err = s.opt.Firmware.Count(ctx, by, target, sel)
+	}
+	out.Items, out.NextCursor = list.Items, list.NextCursor
+	return answerOf(s, ctx, out, err)
+}
+
+func (s *Server) deviceFirmware(ctx context.Context, in *deviceFirmwareInput) (*answer[api.DeviceFirmware], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.opt.Firmware.OfDevice(ctx, id, in.Image)
+	return answerOf(s, ctx, out, err)
 }

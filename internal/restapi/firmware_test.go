@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/firmware"
+	"fleetd/internal/selector"
 )
 
 // fakeFirmware has the images a00, a01 and a02, newest first. It notes what it is asked.
@@ -72,6 +73,24 @@ func (f *fakeFirmware) Delete(_ context.Context, _ access.Principal, id string, 
 		return &devices.Error{Code: devices.CodeConflict, Detail: "devices run it"}
 	}
 	return nil
+}
+
+func (f *fakeFirmware) Count(_ context.Context, _ access.Principal, t firmware.Target, sel selector.Selector) (*api.FirmwareCounts, error) {
+	return &api.FirmwareCounts{Devices: 3, Verdicts: map[string]int64{}, Findings: map[string]int64{}}, nil
+}
+
+func (f *fakeFirmware) Check(_ context.Context, by access.Principal, t firmware.Target, sel selector.Selector, after string, limit int) ([]api.FirmwareVerdict, string, error) {
+	f.asked = fmt.Sprintf("%s %+v %s %q %d", by.Name(), t, sel, after, limit)
+	next := "next"
+	if after == next {
+		next = ""
+	}
+	return []api.FirmwareVerdict{{Device: "d", Verdict: "fit", Findings: []api.FirmwareFinding{}}}, next, nil
+}
+
+func (f *fakeFirmware) OfDevice(_ context.Context, id devices.ID, image string) (api.DeviceFirmware, error) {
+	f.asked = string(id) + " " + image
+	return api.DeviceFirmware{Device: string(id), History: []api.DeviceImage{}}, nil
 }
 
 func TestFirmware(t *testing.T) {
@@ -137,4 +156,22 @@ func TestFirmware(t *testing.T) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
 	asked("a00 true")
+
+	var check api.FirmwareCheck
+	f.do(t, "GET", "/v1/firmware/check?release=2.4.2&select=room%3Dlab&limit=1", "", reader...).json(t, &check)
+	asked(`reader {Image: Release:2.4.2} room=lab "" 1`)
+	if check.Counts == nil || check.Counts.Devices != 3 || len(check.Items) != 1 || check.NextCursor == "" {
+		t.Fatalf("%+v", check)
+	}
+	check.Counts = nil
+	f.do(t, "GET", "/v1/firmware/check?release=2.4.2&select=room%3Dlab&limit=1&cursor="+check.NextCursor, "", reader...).json(t, &check)
+	asked(`reader {Image: Release:2.4.2} room=lab "next" 1`)
+	if check.Counts != nil || check.NextCursor != "" {
+		t.Errorf("%+v", check)
+	}
+	f.do(t, "GET", "/v1/firmware/check?release=2.4.2&select=room%3D%3D", "", reader...).problem(t, 400, devices.CodeBadRequest)
+	if r := f.do(t, "GET", "/v1/devices/"+string(robot)+"/firmware?image=a00", "", reader...); r.status != 200 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	asked(string(robot) + " a00")
 }
