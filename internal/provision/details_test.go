@@ -1,12 +1,19 @@
 package provision
 
 import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -55,6 +62,59 @@ func TestNothingIsOffered(t *testing.T) {
 		w := b.do("POST", PathOTA, `{"application":{"version":"`+version+`","elf_sha256":"e"}}`, map[string]string{"Device-Id": mac, "Client-Id": "c"})
 		if reply := decode(t, w); reply.Firmware != nil || strings.Contains(w.Body.String(), "firmware") {
 			t.Errorf("%q: %s", version, w.Body)
+		}
+	}
+}
+
+// TestProbe: the probe is served as images have to be, and to its address alone.
+func TestProbe(t *testing.T) {
+	b := newBench(t, fleet.Config{}, nil)
+	web := httptest.NewUnstartedServer(b.mux)
+	web.Config.ReadTimeout = time.Second // shorter than the download
+	web.Start()
+	defer web.Close()
+	probe := b.server.Diagnose("").Probe
+	path := strings.TrimPrefix(probe.URL, "http://192.0.2.1:8000")
+	if len(probe.URL) > 200 || !strings.HasPrefix(path, PathFirmware) {
+		t.Errorf("URL %s", probe.URL)
+	}
+	get := func(path string) (r *http.Response, after func() error) {
+		t.Helper()
+		conn, err := net.Dial("tcp", web.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n", path); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(conn)
+		if r, err = http.ReadResponse(in, nil); err != nil {
+			t.Fatal(err)
+		}
+		return r, func() error {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			_, err := in.ReadByte()
+			return err
+		}
+	}
+	r, after := get(path)
+	if r.StatusCode != 200 || r.ContentLength != probe.Size || r.Header.Get("Content-Encoding") != "" || len(r.TransferEncoding) != 0 {
+		t.Errorf("%+v", r)
+	}
+	sum := sha256.New()
+	if n, err := io.Copy(sum, r.Body); err != nil || n != probe.Size || hex.EncodeToString(sum.Sum(nil)) != probe.SHA256 {
+		t.Errorf("%d bytes, error %v", n, err)
+	}
+	if err := after(); err == nil || !strings.Contains(err.Error(), "timeout") {
+		t.Errorf("the node closes first: %v", err)
+	}
+	expired := PathFirmware + b.mint.ProbeToken(clock.Now().Add(-time.Second))
+	altered := path[:len(path)-1] + string('A'+(path[len(path)-1]-'A'+1)%26)
+	for _, path := range []string{PathFirmware + "x", expired, altered, PathFirmware + "..%2f..%2fetc%2fpasswd", PathFirmware + b.mint.ConsoleCode(clock.Now().Add(time.Hour))} {
+		// security: D24
+		if r, _ := get(path); r.StatusCode != 404 {
+			t.Errorf("%s: %s", path, r.Status)
 		}
 	}
 }
