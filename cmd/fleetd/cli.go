@@ -74,7 +74,7 @@ type commands struct {
 	Audit       auditCmd       `cmd:"" help:"Show, export or verify the audit: who did what, and when."`
 	Nodes       nodesCmd       `cmd:"" help:"List the nodes."`
 	LogLevel    logLevelCmd    `cmd:"" help:"Show or set how much a node logs."`
-	Firmware    firmwareCmd    `cmd:"" help:"Show what firmware files are, and whether devices can run them."`
+	Firmware    firmwareCmd    `cmd:"" help:"Show what firmware files are; store images, and show which devices could get them."`
 	Doctor      doctorCmd      `cmd:"" help:"Show the OTA reply that a device gets, and settings with which devices cannot work."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if the node is ready, else with 1 and the reason."`
 	Backup      backupCmd      `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`

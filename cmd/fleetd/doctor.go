@@ -68,6 +68,9 @@ func (d *doctorCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 			return err
 		}
 		findings = append(slices.Clone(findings), clientFindings(ctx, a, diagnosis, asked, answered)...)
+		if diagnosis.Probe != nil {
+			findings = append(findings, checkDownload(ctx, diagnosis.Probe)...)
+		}
 		if err := printFindings(a, findings); err != nil {
 			return err
 		}

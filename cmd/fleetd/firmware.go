@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,14 +12,18 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/cleantext"
 	"fleetd/internal/espimage"
+	"fleetd/internal/firmware"
 )
 
 type firmwareCmd struct {
-	Inspect inspectCmd `cmd:"" help:"Show what firmware files are, for which devices, and what is wrong with them. Exit status 0: all are fit, 2: one is not."`
+	List    firmwareListCmd    `cmd:"" default:"withargs" help:"List the stored images, newest first (the default)."`
+	Inspect inspectCmd         `cmd:"" help:"Show what firmware files are, for which devices, and what is wrong with them. Exit status 0: all are fit, 2: one is not."`
+	Add     firmwareAddCmd     `cmd:"" help:"Add the images of firmware files to the store of the fleet. Exit status 2: a file is not fit."`
+	Show    firmwareShowCmd    `cmd:"" help:"Show a stored image."`
+	Remove  firmwareRemoveCmd  `cmd:"" help:"Delete a stored image."`
+	Check   firmwareCheckCmd   `cmd:"" help:"Show which devices could get an image, or the images of a release, and why others could not. Nothing is given to them."`
+	Explain firmwareExplainCmd `cmd:"" help:"Show what a device runs and ran, and whether it could get an image."`
 }
-
-// maxFirmware is how many bytes a firmware file may have, unpacked: the largest boards have a flash of 32 MiB.
-const maxFirmware = 32 << 20
 
 type inspectCmd struct {
 	Files []string `arg:"" name:"file" help:"Application image, merged binary, or zip of a release."`
@@ -38,7 +41,7 @@ func (cmd *inspectCmd) Run(_ context.Context, a *app) error {
 		if !found.IsFit() {
 			unfit++
 		}
-		file := firmwareFile(name, found)
+		file := firmware.FileView(name, found)
 		switch {
 		case cmd.JSON:
 			var line []byte
@@ -74,53 +77,7 @@ func inspectFile(name string) (*espimage.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return espimage.Inspect(f, info.Size(), maxFirmware, nil)
-}
-
-// firmwareFile returns what was found as the API has it.
-func firmwareFile(name string, found *espimage.File) api.FirmwareFile {
-	file := api.FirmwareFile{File: name, Images: []api.FirmwareImage{}, Dropped: append([]string{}, found.Dropped...), Findings: []api.ImageFinding{}}
-	for _, fault := range found.Faults {
-		file.Findings = append(file.Findings, finding("error", fault))
-	}
-	for _, image := range found.Images {
-		file.Images = append(file.Images, firmwareImage(image))
-	}
-	return file
-}
-
-func finding(severity string, f espimage.Fault) api.ImageFinding {
-	text := f.Text
-	if f.File != "" {
-		text = f.File + ": " + text
-	}
-	return api.ImageFinding{Code: f.Code, Severity: severity, Text: text}
-}
-
-func firmwareImage(x *espimage.Image) api.FirmwareImage {
-	revision := func(n int) string { return fmt.Sprintf("%d.%d", n/100, n%100) }
-	out := api.FirmwareImage{ID: hex.EncodeToString(x.SHA256[:]), File: x.File, Kind: "application", Project: x.Project, Version: x.Version, Boards: append([]string{}, x.Boards...),
-		Chip: x.Chip.String(), ChipRevision: "from " + revision(x.MinRevision), FlashSize: x.FlashSize, ELF: hex.EncodeToString(x.ELF[:]), Size: x.Size,
-		SecureVersion: x.SecureVersion, IDFVersion: x.IDF, BuiltAt: api.At(x.Built), Signature: string(x.Signature), Findings: []api.ImageFinding{}}
-	if x.MaxRevision > 0 {
-		out.ChipRevision = revision(x.MinRevision) + " to " + revision(x.MaxRevision)
-	}
-	if len(x.URLs) > 0 {
-		out.OTAURL = x.URLs[0]
-	}
-	if x.Merged {
-		out.Kind = "merged"
-	}
-	for _, p := range x.Layout {
-		out.Layout = append(out.Layout, api.Partition{Label: p.Label, Type: int(p.Type), Subtype: int(p.Subtype), Offset: p.Offset, Size: p.Size})
-	}
-	for _, fault := range x.Faults {
-		out.Findings = append(out.Findings, finding("error", fault))
-	}
-	for _, warning := range x.Warnings() {
-		out.Findings = append(out.Findings, finding("warning", warning))
-	}
-	return out
+	return espimage.Inspect(f, info.Size(), firmware.MaxFile, nil)
 }
 
 // printFirmware prints a file for people.
@@ -131,25 +88,7 @@ func (a *app) printFirmware(file *api.FirmwareFile, fit bool) error {
 	}
 	fmt.Fprintf(a.stdout, "%s: %s, %s\n", cleantext.Line(file.File), count(len(file.Images), "image"), verdict)
 	for i := range file.Images {
-		x := &file.Images[i]
-		kind := ""
-		if x.Kind == "merged" {
-			kind = " (cut out of the content of a flash)"
-		}
-		rows := [][]string{{"Firmware", x.Project + " " + cmp.Or(x.Version, "without a version")}, {"Board", cmp.Or(strings.Join(x.Boards, ", "), "-")},
-			{"Chip", x.Chip + ", revision " + x.ChipRevision}, {"Flash", sizeText(x.FlashSize)}, {"Image", x.ID[:12] + kind + ", " + sizeText(x.Size)}, {"ELF", x.ELF},
-			{"Built", cmp.Or(utcText(x.BuiltAt), "-") + " with ESP-IDF " + cmp.Or(x.IDFVersion, "of an unknown version")}, {"OTA URL", cmp.Or(x.OTAURL, "-")}}
-		if x.File != "" {
-			rows = append([][]string{{"File", x.File}}, rows...)
-		}
-		if x.Signature != "" {
-			rows = append(rows, []string{"Signed", x.Signature})
-		}
-		if len(x.Layout) > 0 {
-			rows = append(rows, []string{"Layout", layoutText(x.Layout)})
-		}
-		rows = append(rows, findingRows(x.Findings)...)
-		if err := aligned(a.stdout, "  ", rows, 0); err != nil {
+		if err := aligned(a.stdout, "  ", imageRows(&file.Images[i]), 0); err != nil {
 			return err
 		}
 	}
@@ -158,6 +97,27 @@ func (a *app) printFirmware(file *api.FirmwareFile, fit bool) error {
 		rows = append(rows, []string{"Left out", what})
 	}
 	return aligned(a.stdout, "  ", rows, 0)
+}
+
+// imageRows are the lines of one image.
+func imageRows(x *api.FirmwareImage) [][]string {
+	kind := ""
+	if x.Kind == "merged" {
+		kind = " (cut out of the content of a flash)"
+	}
+	rows := [][]string{{"Firmware", x.Project + " " + cmp.Or(x.Version, "without a version")}, {"Board", cmp.Or(strings.Join(x.Boards, ", "), "-")},
+		{"Chip", x.Chip + ", revision " + x.ChipRevision}, {"Flash", sizeText(x.FlashSize)}, {"Image", x.ID[:firmware.Digits] + kind + ", " + sizeText(x.Size)}, {"ELF", x.ELF},
+		{"Built", cmp.Or(utcText(x.BuiltAt), "-") + " with ESP-IDF " + cmp.Or(x.IDFVersion, "of an unknown version")}, {"OTA URL", cmp.Or(x.OTAURL, "-")}}
+	if x.File != "" {
+		rows = append([][]string{{"File", x.File}}, rows...)
+	}
+	if x.Signature != "" {
+		rows = append(rows, []string{"Signed", x.Signature})
+	}
+	if len(x.Layout) > 0 {
+		rows = append(rows, []string{"Layout", layoutText(x.Layout)})
+	}
+	return append(rows, findingRows(x.Findings)...)
 }
 
 func findingRows(findings []api.ImageFinding) (rows [][]string) {

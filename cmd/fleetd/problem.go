@@ -57,7 +57,7 @@ func inWordsOf(command *kong.Context, err error) error {
 		lists := strings.Fields(command.Command())[0]
 		if at := listedAt.FindStringSubmatch(problem.Detail); at != nil {
 			lists = at[1]
-		} else if !slices.Contains([]string{"chips", "jobs", "keys", "photos"}, lists) {
+		} else if !slices.Contains([]string{"chips", "firmware", "jobs", "keys", "photos"}, lists) {
 			return err
 		}
 		problem.Detail = listedAt.ReplaceAllString(problem.Detail, "") + "; `fleetd " + lists + "` lists them"

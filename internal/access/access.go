@@ -33,11 +33,14 @@ const (
 	ScopeJobsRead Scope = "jobs:read"
 	ScopeJobs     Scope = "jobs"
 	ScopeWebhooks Scope = "webhooks"
-	ScopeAdmin    Scope = "admin" // everything, including keys and policy
+	// ScopeFirmwareRead shows firmware images and checks; ScopeFirmware changes images, and contains it.
+	ScopeFirmwareRead Scope = "firmware:read"
+	ScopeFirmware     Scope = "firmware"
+	ScopeAdmin        Scope = "admin" // everything, including keys and policy
 )
 
 // scopeBits are the bits of Scopes, in the order of Names.
-var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker, ScopeJobsRead, ScopeJobs, ScopeWebhooks}
+var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker, ScopeJobsRead, ScopeJobs, ScopeWebhooks, ScopeFirmwareRead, ScopeFirmware}
 
 // Scopes is a set of Scope.
 type Scopes uint16
@@ -63,7 +66,7 @@ func AllScopes() Scopes { return 1<<len(scopeBits) - 1 }
 
 // Has reports whether the set contains the scope, or one that includes it.
 func (s Scopes) Has(scope Scope) bool {
-	return s.has(scope) || s.has(ScopeAdmin) || scope == ScopeCall && s.has(ScopeUser) || scope == ScopeJobsRead && s.has(ScopeJobs)
+	return s.has(scope) || s.has(ScopeAdmin) || scope == ScopeCall && s.has(ScopeUser) || scope == ScopeJobsRead && s.has(ScopeJobs) || scope == ScopeFirmwareRead && s.has(ScopeFirmware)
 }
 
 func (s Scopes) has(scope Scope) bool {

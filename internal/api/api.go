@@ -382,6 +382,14 @@ type Diagnosis struct {
 	Status   int             `json:"status" doc:"This is the HTTP status of the reply."`
 	Reply    json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
 	Findings []Finding       `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+	Probe    *Probe          `json:"probe,omitempty" doc:"A download that takes the way of firmware images. Whoever fetches it learns what a proxy does to them."`
+}
+
+// Probe is a download for a check of the way to devices.
+type Probe struct {
+	URL    string `json:"url" doc:"It is valid for two minutes."`
+	Size   int64  `json:"size" doc:"It has this size in bytes."`
+	SHA256 string `json:"sha256"`
 }
 
 // Finding is one thing wrong, or worth knowing, about a setting.

@@ -20,6 +20,8 @@ type Problem struct {
 	// Faults are those of a file.
 	Faults  []LineFault `json:"faults,omitempty" nullable:"false" doc:"With the code invalid_arguments of an import the list has the faults of the file, at most 1000."`
 	Refused int64       `json:"refused,omitempty" doc:"With faults it says how many rows have one."`
+	// Findings are those of a firmware file.
+	Findings []ImageFinding `json:"findings,omitempty" nullable:"false" doc:"With the code image_invalid the list has every fault of the file."`
 }
 
 // Fault is one invalid part of a call's arguments.

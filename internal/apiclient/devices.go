@@ -185,6 +185,19 @@ type ImportOptions struct {
 	ReplaceClient bool
 }
 
+// AddFirmware sends a firmware file as it reads it. fresh reports whether something of it was added.
+func (c *Client) AddFirmware(ctx context.Context, file io.Reader, size int64, query Query) (added Answer[api.AddedFirmware], fresh bool, err error) {
+	resp, err := c.do(ctx, http.MethodPost, pathOf("firmware"), query, upload{file, "application/octet-stream", size}, nil)
+	if err != nil {
+		return added, false, err
+	}
+	content, err := c.readAll(resp)
+	if err == nil {
+		err = c.decode(content, &added)
+	}
+	return added, resp.StatusCode == http.StatusCreated, err
+}
+
 // ImportDevices sends a file of devices as it reads it. A file that is refused for its faults is a report with them, and
 // the [*Problem].
 func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options ImportOptions) (report api.ImportReport, err error) {

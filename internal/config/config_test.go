@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, ProxyProtocol: "off", CallsPerDevice: 1, DeviceTimezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", Console: true, OTARate: 3000, OTABurst: 5000, NewMembersPerAddress: 60, MembersLimit: 1_000_000,
 		UploadMinRate: 2 << 10, PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30, NotificationLimit: 1 << 30,
-		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 128 << 20, RecorderMemory: 64 << 20, ConnectionsPerAddress: 4096,
+		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 128 << 20, RecorderMemory: 64 << 20, FirmwareLimit: 32 << 20, FirmwareStorage: 2 << 30, ConnectionsPerAddress: 4096,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
 	}
@@ -71,7 +71,7 @@ func TestEveryField(t *testing.T) {
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7", "new-members-per-address": "3", "members-limit": "5",
 		"device-auth": "none", "admission": "approve", "api-auth": "none", "secret-file": secret,
 		"photo-retention": "90m", "photo-limit": "512MiB", "event-retention": "36h", "event-limit": "1048576", "notification-limit": "2MiB",
-		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "audit-retention": "96h", "policy-file": "policy.json", "webhook-allow": "10.0.0.0/8, 192.0.2.7,hooks.example.com", "catalog-memory": "32MiB", "recorder-memory": "8MiB", "connections-per-address": "9",
+		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "audit-retention": "96h", "policy-file": "policy.json", "webhook-allow": "10.0.0.0/8, 192.0.2.7,hooks.example.com", "catalog-memory": "32MiB", "recorder-memory": "8MiB", "firmware-limit": "16MiB", "firmware-storage": "3GiB", "firmware-keys": "keys.pub", "connections-per-address": "9",
 		"mcp-hosts": "fleet.example.com, node-7", "mcp-origins": "https://console.example.com", "console": "false",
 		"log-level": "debug", "log-format": "json",
 	}
@@ -91,7 +91,7 @@ func TestEveryField(t *testing.T) {
 		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", FloodGrace: 30 * time.Second, ProxyProtocol: "on", CallsPerDevice: 16, Timezone: "Europe/Berlin", DeviceTimezone: "Europe/Berlin",
 		DeviceAuth: "none", Admission: "approve", APIAuth: "none", Secret: "0123456789abcdef", SecretFile: secret, OTABurst: 7, NewMembersPerAddress: 3, MembersLimit: 5,
 		PhotoRetention: 90 * time.Minute, PhotoLimit: 512 << 20, EventRetention: 36 * time.Hour, EventLimit: 1 << 20, NotificationLimit: 2 << 20,
-		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", WebhookAllow: []string{"10.0.0.0/8", "192.0.2.7", "hooks.example.com"}, CatalogMemory: 32 << 20, RecorderMemory: 8 << 20, ConnectionsPerAddress: 9,
+		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", WebhookAllow: []string{"10.0.0.0/8", "192.0.2.7", "hooks.example.com"}, CatalogMemory: 32 << 20, RecorderMemory: 8 << 20, FirmwareLimit: 16 << 20, FirmwareStorage: 3 << 30, FirmwareKeys: "keys.pub", ConnectionsPerAddress: 9,
 		MCPHosts: []string{"fleet.example.com", "node-7"}, MCPOrigins: []string{"https://console.example.com"},
 		LogLevel: "debug", LogFormat: "json",
 		given: c.given,

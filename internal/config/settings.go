@@ -82,6 +82,7 @@ type Config struct {
 	PolicyFile string
 	// WebhookAllow are networks and names of hosts to which webhooks may connect beside public addresses.
 	WebhookAllow []string
+	FirmwareKeys string // path
 
 	VoiceUpstream       string
 	GatewayAPIListen    string
@@ -105,6 +106,8 @@ type Config struct {
 	AuditRetention    time.Duration
 	CatalogMemory     int64 // bytes
 	RecorderMemory    int64 // bytes; 0: off
+	FirmwareLimit     int64 // bytes
+	FirmwareStorage   int64 // bytes
 
 	LogLevel  string
 	LogFormat string
@@ -311,6 +314,10 @@ var settings = []setting{
 		help: "Networks, addresses and names of hosts (comma-separated) to which webhooks may connect beside public addresses, such as 10.0.0.0/8,hooks.example.com. The same on every node.",
 		more: "A name is allowed whatever it resolves to. See [webhooks](../webhooks.md#which-addresses).",
 		set:  list(func(c *Config) *[]string { return &c.WebhookAllow }, checkWebhookAllow)},
+	{name: "firmware-keys", group: groupAccess, def: "",
+		help: "File with public keys of minisign: then every upload of firmware needs a signature by one of them; empty: none does. The same on every node.",
+		more: "Read at the start. See [signed uploads](../firmware.md#signed-uploads).",
+		set:  optional(func(c *Config) *string { return &c.FirmwareKeys }, nil)},
 
 	{name: "voice-upstream", group: groupVoice, def: "", private: true,
 		help: "ws:// or wss:// URL of a xiaozhi-compatible chat server that takes every conversation; empty: voice services attach over NATS.",
@@ -388,6 +395,15 @@ var settings = []setting{
 		help: "Memory for what happened to devices, which explains failures; taken as needed, 0 turns it off.",
 		more: "See [why is it offline](../troubleshooting.md).",
 		set:  sizeOrNone(func(c *Config) *int64 { return &c.RecorderMemory }, mib)},
+
+	{name: "firmware-limit", group: groupKeep, def: "32MiB",
+		help: "Size of one firmware file, unpacked.",
+		more: "See [firmware files](../firmware.md).",
+		set:  size(func(c *Config) *int64 { return &c.FirmwareLimit }, mib)},
+	{name: "firmware-storage", group: groupKeep, def: "2GiB",
+		help: "Size of all stored firmware images; beyond it, further ones are refused.",
+		more: "They are in NATS, and on the disk of each node that has served them.",
+		set:  size(func(c *Config) *int64 { return &c.FirmwareStorage }, mib)},
 
 	{name: "log-level", group: groupLog, def: "info",
 		help: "debug, info, warn or error; changeable at run time through the API.",

@@ -159,6 +159,19 @@ func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
 	return m.verify("console", proof, "", text, now)
 }
 
+// ProbeToken returns a new token for the download by which doctor checks the way to devices, valid until expires (whole seconds) on any
+// node. It is safe in a URL path.
+func (m *Mint) ProbeToken(expires time.Time) string {
+	text := rand.Text()
+	return text + "." + m.expiring("probe", "", text, expires)
+}
+
+// VerifyProbe returns ErrInvalid or ErrExpired unless token is a ProbeToken.
+func (m *Mint) VerifyProbe(token string, now time.Time) error {
+	text, proof, _ := strings.Cut(token, ".")
+	return m.verify("probe", proof, "", text, now)
+}
+
 // HopSignature signs a request from one node to another, which trusts the caller in it.
 func (m *Mint) HopSignature(device, kind, body string) string {
 	token := tokenOf(sum(m.ring.Load().signing(clock.Now()), "hop", device, kind, body))

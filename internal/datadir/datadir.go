@@ -26,6 +26,8 @@ const (
 	FileAudit  = "audit-unwritten.jsonl"
 	FileBegun  = "jobs-begun" // how many commits have begun tasks, as this node last knew
 	DirNATS    = "nats"
+	// DirFirmware has the firmware images that this node has served, which it can get again.
+	DirFirmware = "firmware"
 )
 
 // Dir is the node's directory, locked while in use.

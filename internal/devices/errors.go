@@ -41,6 +41,7 @@ const (
 	CodeQueueFull        Code = "queue_full"
 	CodeRateLimited      Code = "rate_limited"
 	CodeLimitReached     Code = "limit_reached"
+	CodeImageInvalid     Code = "image_invalid"
 )
 
 // OutcomeUnknown is the outcome of a call that was sent and not answered: the device
@@ -62,7 +63,8 @@ type Error struct {
 	// Confirmation, with CodeConfirmation, is the token that confirms the same call once.
 	Confirmation string
 	Faults       []Fault
-	Call         string // id of the failed call; empty if the request did not become a call
+	Findings     []api.ImageFinding // with CodeImageInvalid: every fault of the file
+	Call         string             // id of the failed call; empty if the request did not become a call
 }
 
 // Error returns the code and the detail.

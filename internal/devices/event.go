@@ -38,6 +38,7 @@ const (
 	EventPhoto        EventKind = "photo"
 	EventPending      EventKind = "pending"
 	EventContested    EventKind = "contested"
+	EventFirmware     EventKind = "firmware"
 	EventSilent       EventKind = "udp.silent"
 
 	EventTask         EventKind = "task"
@@ -106,6 +107,8 @@ var EventKinds = []EventInfo{
 	{EventPending, "", "the device got an activation code and is pending approval", "`client`, `known` (true: another client of a known device id)", true, EventsStream},
 	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#hardware-that-proves-itself) for it was",
 		"`client`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
+	{EventFirmware, "", "an OTA check shows another [image](../firmware.md#what-a-device-runs) than the last one; published after the database has it",
+		"`from` and `to`, each with `version` and `elf_sha256`, `board`, `cause`: `foreign` (fleetd did not give it)", true, EventsStream},
 	{EventTask, "", "a task of a [job](../jobs.md) ended, or failed and waits to be repeated; its outcome is committed",
 		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`, `owner`", true, JobsStream},
 	{EventJobStarted, "", "its first task began", jobAdds, true, JobsStream},

@@ -29,10 +29,11 @@ var codes = map[Code]codeInfo{
 	CodeMethodNotAllowed: {405, "Method Not Allowed", "The path has no such method; the header `Allow` names those that it has."},
 	CodeDeviceOffline:    {409, "Conflict", "The device is a member but not connected."},
 	CodeSuperseded:       {409, "Conflict", "The device connected again during the call; `sent` and `outcome` report whether it may have acted."},
-	CodeConflict:         {409, "Conflict", "The job or the webhook is in another state than the request needs, or the `Idempotency-Key` was used with another body."},
+	CodeConflict:         {409, "Conflict", "The job, the webhook or the image is in another state than the request needs, or the `Idempotency-Key` was used with another body."},
 	CodeLimitReached:     {409, "Conflict", "The fleet has, or this key holds, as many as it may; the detail names the limit. End some, or wait until some end."},
 	CodeTooLarge:         {413, "Request Entity Too Large", "The body or value is larger than the limit in the detail."},
 	CodeInvalidArguments: {422, "Unprocessable Entity", "The arguments do not fit the tool's schema; `errors` has every fault with its JSON pointer."},
+	CodeImageInvalid:     {422, "Unprocessable Entity", "The file must not be given to devices; `findings` has every fault, with what to do."},
 	CodeConfirmation:     {428, "Precondition Required", "A person has to agree: repeat the same call within 60 s with the `confirmation` of this answer."},
 	CodeDeviceBusy:       {429, "Too Many Requests", "More calls or messages wait for this device than it may hold. Try again later."},
 	CodeQueueFull:        {429, "Too Many Requests", "The 100 places in the queue of this device are taken, or this key's share of them. Wait for some of its tasks to end, or cancel them."},
@@ -66,7 +67,7 @@ func (e *Error) ReportsSent() bool {
 func (e *Error) Problem() *api.Problem {
 	status, phrase := e.Code.Status()
 	p := &api.Problem{Title: phrase, Status: status, Code: string(e.Code), Detail: e.Detail, Part: e.Part, Outcome: e.Outcome,
-		Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Call: e.Call}
+		Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Findings: e.Findings, Call: e.Call}
 	if e.ReportsSent() {
 		p.Sent = &e.Sent
 	}

@@ -80,6 +80,8 @@ func (f Facts) Map(do func(string) string) Facts {
 type Check struct {
 	Device ID
 	Facts
+	// Details are Details as JSON, as the device sent them; empty if the check did not have them. They go to the database alone.
+	Details string
 }
 
 // Over returns the facts of a check over those before it: what the check did not report is as

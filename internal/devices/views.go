@@ -101,4 +101,12 @@ type Diagnosis struct {
 	Status   int
 	Reply    json.RawMessage
 	Findings []Finding
+	Probe    Probe
+}
+
+// Probe is a download that takes the way of firmware images, and is none.
+type Probe struct {
+	URL    string // valid for some minutes
+	Size   int64  // bytes
+	SHA256 string // hex
 }

@@ -14,12 +14,13 @@ import (
 	"time"
 )
 
-// Image is an application image: what runs from an app partition.
+// Image is an application image: what runs from an app partition. As JSON it is what a store keeps of a fit one beside its two
+// hashes.
 type Image struct {
 	File   string // the file in a zip that has it; empty outside of one
 	Merged bool   // it was cut out of the content of a whole flash
 
-	SHA256 [32]byte // of all bytes of the image, with its hash and its signature; its identity
+	SHA256 [32]byte `json:"-"` // of all bytes of the image, with its hash and its signature; its identity
 	Size   int64    // bytes
 
 	Chip                     Chip
@@ -30,7 +31,7 @@ type Image struct {
 	Version       string
 	IDF           string // version of ESP-IDF
 	Built         time.Time
-	ELF           [32]byte // SHA-256 of the ELF file: the only identity of a build that a device reports
+	ELF           [32]byte `json:"-"` // SHA-256 of the ELF file: the only identity of a build that a device reports
 	SecureVersion uint32
 	Signature     Signature
 
@@ -38,7 +39,7 @@ type Image struct {
 	URLs   []string    // OTA URLs of the program
 	Layout []Partition // the partition table of a merged binary
 
-	Faults []Fault // why no device can run it, or must not get it; empty if it is fit
+	Faults []Fault `json:"-"` // why no device can run it, or must not get it; empty if it is fit
 }
 
 // Signature is the kind of a signature at the end of an image.
@@ -94,6 +95,17 @@ func (c Chip) String() string {
 		return name
 	}
 	return fmt.Sprintf("chip %d", uint16(c))
+}
+
+// Revision is a revision of a chip, major*100+minor, as people write it.
+func Revision(n int) string { return fmt.Sprintf("%d.%d", n/100, n%100) }
+
+// Revisions are the revisions of the chip on which the image runs, as people write them.
+func (image *Image) Revisions() string {
+	if image.MaxRevision == 0 {
+		return "from " + Revision(image.MinRevision)
+	}
+	return Revision(image.MinRevision) + " to " + Revision(image.MaxRevision)
 }
 
 // File is what a file has.

@@ -31,6 +31,9 @@ func (p *Partition) IsSlot() bool {
 // IsFactory reports whether it is the app that no upgrade replaces.
 func (p *Partition) IsFactory() bool { return p.Type == typeApp && p.Subtype == subtypeFactory }
 
+// IsContent reports whether it holds data that comes with a build, such as fonts and sounds.
+func (p *Partition) IsContent() bool { return p.Type == typeData && !p.isState() }
+
 // isState reports whether it holds what a device writes by itself: settings, the choice of a slot, calibration.
 func (p *Partition) isState() bool { return p.Type == typeData && p.Subtype <= subtypeNVS }
 

@@ -262,7 +262,11 @@ func bootLoop(f *facts) (finding, bool) {
 	if n -= len(restarts); n < bootCount {
 		return finding{}, false
 	}
-	return finding{"boot_loop", true, fmt.Sprintf("It started %d times within 10 minutes with the image %s: it crashes, or its power fails.", n, newest.Image)}, true
+	image := newest.Image
+	if d := &f.view.Device; d.Firmware != "" && strings.HasPrefix(d.ELF, newest.Image) {
+		image += " (" + d.Firmware + ")"
+	}
+	return finding{"boot_loop", true, fmt.Sprintf("It started %d times within 10 minutes with the image %s: it crashes, or its power fails.", n, image)}, true
 }
 
 // isBoot reports whether a step is the OTA check of a member that has started.

@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/espimage/imagetest"
 	"fleetd/internal/jsontest"
 )
 
@@ -116,6 +117,8 @@ func (w *world) bodies(op *operation, side string, key *walker) []body {
 		"editJob":          {`{"note":"walked"}`},
 		"setPolicy":        {`{}`},
 		"createConsoleKey": {`{"code":"none"}`},
+		"addFirmware":      {string(imagetest.Build{}.Image())},
+		"editFirmware":     {`{"note":"walked"}`},
 	}
 	if texts, ok := of[op.OperationID]; ok {
 		var list []body
@@ -283,7 +286,7 @@ func (w *world) client(t testing.TB, token string) *apiclient.Client {
 }
 
 // allScopes are those of a key that is limited by devices or tools alone.
-var allScopes = []string{"devices:read", "devices:write", "photos:read", "tools:call:user", "events:read", "audio", "jobs", "webhooks"}
+var allScopes = []string{"devices:read", "devices:write", "photos:read", "tools:call:user", "events:read", "audio", "jobs", "webhooks", "firmware"}
 
 func (w *world) newKey(t testing.TB, name string, scopes []string, devices string, tools ...string) api.CreatedKey {
 	t.Helper()
@@ -464,8 +467,15 @@ func newWorld(t *testing.T) *world {
 	}
 	w.node.AwaitReady(t, 2)
 	w.node.AwaitStored(t)
+	added, _, err := w.node.AddFirmware(t.Context(), bytes.NewReader(imagetest.Build{}.Image()), -1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.things["absent"] = map[string]string{"device": roomDevice("absent", connected), "client": "0123456789ab", "job": "06q1v8k2m3n4p5q6r7s8", "call": "06q1v8k2m3n4p5q6r7s8", "photo": "06q1v8k2m3n4p5q6r7s8",
 		"webhook": "06q1v8k2m3n4p5q6r7s8", "sha256": strings.Repeat("ab", 32), "key": "markabsentkey", "tool": status}
+	for _, things := range w.things { // images are of no room
+		things["firmware"], things["image"], things["release"] = added.Value.Items[0].ID, added.Value.Items[0].ID, added.Value.Items[0].Version
+	}
 
 	scoped := func(kinds ...string) map[string]bool {
 		m := map[string]bool{}

@@ -29,6 +29,7 @@ import (
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/events"
 	"fleetd/internal/explain"
+	"fleetd/internal/firmware"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
@@ -149,6 +150,7 @@ type node struct {
 	unanswered atomic.Int32
 	jobs       *jobsSide
 	webhooks   *webhooks.Manager
+	firmware   *firmware.Manager
 	leases     *lease.Nodes // nil where no other node can be: the database is a file
 	stops      []func()     // in starting order, run in reverse
 	draining   atomic.Bool  // the node is stopping
@@ -233,7 +235,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) })) // rows come from the core, so it exists
+	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) }), store.OnImage(func(c devices.ImageChange) { n.service.Publish(c.Event()) })) // rows come from the core, so it exists
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -363,6 +365,9 @@ func (n *node) startCore(ctx context.Context) error {
 		return err
 	}
 	if err := n.startWebhooks(); err != nil {
+		return err
+	}
+	if err := n.startFirmware(ctx); err != nil {
 		return err
 	}
 	keep, stop := context.WithCancel(context.Background())

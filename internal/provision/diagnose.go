@@ -42,7 +42,7 @@ const exampleID devices.ID = "02:00:00:00:00:00"
 // Diagnose returns the reply that a device would receive, and every setting that would
 // disconnect it. It changes nothing.
 func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
-	d := devices.Diagnosis{OTAURL: s.opt.PublicURL + PathOTA, Device: id, Status: http.StatusOK, Findings: []devices.Finding{}}
+	d := devices.Diagnosis{OTAURL: s.opt.PublicURL + PathOTA, Device: id, Status: http.StatusOK, Findings: []devices.Finding{}, Probe: s.newProbe()}
 	add := func(severity devices.Severity, setting, format string, args ...any) {
 		d.Findings = append(d.Findings, devices.Finding{Severity: severity, Setting: setting, Message: fmt.Sprintf(format, args...)})
 	}

@@ -98,6 +98,7 @@ func New(opt Options) *Server {
 // Register registers the routes. The variants select a transport for devices with that OTA
 // URL; the firmware appends `activate` to its URL.
 func (s *Server) Register(mux *http.ServeMux) {
+	mux.HandleFunc("GET "+PathFirmware+"{token}", s.download)
 	for path, pinned := range map[string]devices.Transport{PathOTA: devices.TransportNone, PathOTAWS: devices.TransportWebSocket, PathOTAMQTT: devices.TransportMQTT} {
 		check := func(w http.ResponseWriter, r *http.Request) { s.check(w, r, pinned) }
 		if pinned == devices.TransportMQTT && s.opt.MQTT == nil {

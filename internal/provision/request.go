@@ -59,6 +59,8 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 
 // describe sets the fields that the body contains, and returns its MAC address.
 func describe(body []byte, c *admission.CheckIn) (mac string) {
+	var details strings.Builder
+	details.Grow(min(len(body), devices.MaxDetails))
 	walk := jsonspan.Object(body)
 	for walk.Next() {
 		value := walk.Value()
@@ -72,7 +74,10 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		case "chip_model_name":
 			c.Chip, _ = jsonspan.String(value)
 		case "application":
+			addDetail(&details, "application", value)
 			c.Firmware, c.ELF = member(value, "version"), member(value, "elf_sha256")
+		case "flash_size", "chip_info", "partition_table", "ota", "display":
+			addDetail(&details, string(walk.Key()), value)
 		case "board":
 			c.Board = member(value, "name")
 			if c.Board == "" {
@@ -81,8 +86,16 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		}
 	}
 	if walk.Err() == nil {
+		if details.Len() > 0 {
+			details.WriteByte('}')
+			c.Details = details.String()
+		}
+		if len(c.Details) > devices.MaxDetails {
+			c.Details = devices.UnreadableDetails
+		}
 		return mac
 	}
+	c.Details = devices.UnreadableDetails
 	// Not JSON: find the members by the text around them, which the firmware
 	// concatenates in a fixed order.
 	c.Chip = after(body, `"chip_model_name":"`)
@@ -94,6 +107,18 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		c.Board = after(board, `"name":"`)
 	}
 	return after(body, `"mac_address":"`)
+}
+
+// addDetail adds a member of devices.Details, untouched.
+func addDetail(details *strings.Builder, name string, value []byte) {
+	separator := `,"`
+	if details.Len() == 0 {
+		separator = `{"`
+	}
+	details.WriteString(separator)
+	details.WriteString(name)
+	details.WriteString(`":`)
+	details.Write(value)
 }
 
 func member(object []byte, name string) string {

@@ -28,12 +28,12 @@ import (
 const (
 	pathImport = "/v1/devices/import"
 	pathExport = "/v1/devices/export"
-	// maxReceived is how many files to import a node receives at once; keys have shares of it.
+	// maxReceived is how many files a node receives at once, to import or with firmware; keys have shares of it.
 	maxReceived = 4
 )
 
-// importPace is how slowly a file to import may come.
-var importPace = connlimit.BodyPace{Grace: time.Minute, Rate: 32 << 10}
+// filePace is how slowly a file may come.
+var filePace = connlimit.BodyPace{Grace: time.Minute, Rate: 32 << 10}
 
 // Types of files with devices.
 const (
@@ -111,11 +111,10 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request, opt bulk.Opti
 		return report, err
 	}
 	by := s.by(r, access.ViaREST)
-	if err := s.receiving.take(by.Key(), s.opt.Service.Keys()); err != nil { // each takes disk
-		return report, err
-	}
-	file, err := s.spool(w, r, by, &opt.Format)
-	s.receiving.leave(by.Key())
+	file, err := s.spool(w, r, by, bulk.MaxBytes, errFileTooLarge, func(body *bufio.Reader) (err error) {
+		opt.Format, err = formatOf(r, body)
+		return err
+	})
 	if err != nil {
 		return report, err
 	}
@@ -132,7 +131,7 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request, opt bulk.Opti
 	return report, err
 }
 
-// places are the files to import that a node receives, by the key that sends them. The zero value is ready to use.
+// places are the files that a node receives, by the key that sends them. The zero value is ready to use.
 type places struct {
 	mu   sync.Mutex
 	held map[string]int64
@@ -144,7 +143,7 @@ func (p *places) take(key string, keys *access.Registry) error {
 	defer p.mu.Unlock()
 	holder := func(key string) access.Holder { return keys.Holder(key, clock.Now()) }
 	if access.Share(maxReceived, p.held, key, holder) == 0 {
-		return devices.LimitReached("imports that this node receives at once", maxReceived)
+		return devices.LimitReached("files that this node receives at once", maxReceived)
 	}
 	if p.held == nil {
 		p.held = map[string]int64{}
@@ -161,7 +160,7 @@ func (p *places) leave(key string) {
 	}
 }
 
-// checkImport returns an error if an import may not go on: the node stops, or the key has ended.
+// checkImport returns an error if a file may not be received or imported any further: the node stops, or the key has ended.
 func (s *Server) checkImport(by access.Principal) error {
 	if err := s.draining(); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (s *Server) checkImport(by access.Principal) error {
 	return nil
 }
 
-// sender is the body of an import until its key ends. Its errors are answers to the request.
+// sender is the body with a file until its key ends. Its errors are answers to the request.
 type sender struct {
 	io.Reader
 	s  *Server
@@ -219,31 +218,36 @@ func (f spooled) discard() error {
 
 var errFileTooLarge = newProblem(&devices.Error{Code: devices.CodeTooLarge, Detail: "a file may have 1 GiB; split it"})
 
-// spool writes the body to a file: it is read twice, and its sender takes its time.
-func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Principal, format *bulk.Format) (out spooled, err error) {
-	if r.ContentLength > bulk.MaxBytes {
-		return out, errFileTooLarge
-	}
-	control := http.NewResponseController(w)
-	connlimit.PaceBody(w, r, importPace)
-	body := bufio.NewReader(sender{r.Body, s, by})
-	if *format, err = formatOf(r, body); err != nil {
+// spool writes the body, which may have most bytes, to a file: it is read more than once, and its sender takes its time. look sees the
+// beginning first.
+func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Principal, most int64, tooLarge error, look func(*bufio.Reader) error) (out spooled, err error) {
+	if err := s.receiving.take(by.Key(), s.opt.Service.Keys()); err != nil { // each takes disk
 		return out, err
 	}
-	f, err := os.CreateTemp(s.opt.Dir, "import-*")
+	defer s.receiving.leave(by.Key())
+	if r.ContentLength > most {
+		return out, tooLarge
+	}
+	control := http.NewResponseController(w)
+	connlimit.PaceBody(w, r, filePace)
+	body := bufio.NewReader(sender{r.Body, s, by})
+	if err := look(body); err != nil {
+		return out, err
+	}
+	f, err := os.CreateTemp(s.opt.Dir, "received-*")
 	if err != nil {
 		return out, s.noDisk(err)
 	}
 	out = spooled{f}
-	n, err := io.Copy(f, io.LimitReader(body, bulk.MaxBytes+1))
+	n, err := io.Copy(f, io.LimitReader(body, most+1))
 	switch {
 	case err != nil:
 		var fault *os.PathError
 		if errors.As(err, &fault) {
 			err = s.noDisk(err)
 		}
-	case n > bulk.MaxBytes:
-		err = errFileTooLarge
+	case n > most:
+		err = tooLarge
 	default:
 		_ = control.SetReadDeadline(time.Time{}) // the connection is closed with the answer if this fails
 		_, err = f.Seek(0, io.SeekStart)
@@ -255,8 +259,8 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 }
 
 func (s *Server) noDisk(err error) error {
-	s.opt.Log.Error("a file to import cannot be kept", "error", err)
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is imported; its log has the cause"}
+	s.opt.Log.Error("a file that a caller sends cannot be kept", "error", err)
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is read; its log has the cause"}
 }
 
 // formatOf finds the format by the Content-Type, else by the first byte: curl sends

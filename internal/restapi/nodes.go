@@ -86,7 +86,13 @@ func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {
 		b = jsonspan.AppendString(append(b, `,"setting":`...), f.Setting)
 		b = append(jsonspan.AppendString(append(b, `,"message":`...), f.Message), '}')
 	}
-	return newRaw(append(b, "]}\n"...)), nil
+	b = append(b, ']')
+	if d.Probe.URL != "" {
+		b = jsonspan.AppendString(append(b, `,"probe":{"url":`...), d.Probe.URL)
+		b = strconv.AppendInt(append(b, `,"size":`...), d.Probe.Size, 10)
+		b = append(jsonspan.AppendString(append(b, `,"sha256":`...), d.Probe.SHA256), '}')
+	}
+	return newRaw(append(b, "}\n"...)), nil
 }
 
 func (s *Server) level() *answer[api.LogLevel] {

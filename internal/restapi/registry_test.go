@@ -459,7 +459,7 @@ func TestDrippingImport(t *testing.T) {
 		}
 	}
 	// security: N39
-	if allowed := importPace.Grace + time.Duration(30000/importPace.Rate)*time.Second; allowed > 2*time.Minute {
+	if allowed := filePace.Grace + time.Duration(30000/filePace.Rate)*time.Second; allowed > 2*time.Minute {
 		t.Errorf("a file of 30,000 bytes may take %v", allowed)
 	}
 }

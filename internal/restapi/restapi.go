@@ -115,7 +115,10 @@ type Options struct {
 	Explainer Explainer
 	Tracer    Tracer
 	Webhooks  Webhooks
-	Diagnoser Diagnoser
+	Firmware  Firmware
+	// MaxFirmware is how many bytes a firmware file may have.
+	MaxFirmware int64
+	Diagnoser   Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;
@@ -132,7 +135,7 @@ type Options struct {
 	Version  string
 	// Console serves the web console below /console/; nil: it is switched off.
 	Console http.Handler
-	// Dir is where files are kept while they are imported; empty: where the system
+	// Dir is where files are kept while they are read; empty: where the system
 	// keeps temporary ones.
 	Dir string
 }
@@ -175,6 +178,7 @@ func New(opt Options) *Server {
 	s.eventRoutes()
 	s.webhookRoutes()
 	s.photoRoutes()
+	s.firmwareRoutes()
 	s.keyRoutes()
 	s.selfRoutes()
 	s.policyRoutes()

@@ -15,7 +15,9 @@ import (
 // storedFacts is the row of a device in the table devices before facts are written.
 type storedFacts struct {
 	devices.Facts
-	checkedAt int64
+	checkedAt   int64
+	imageHash   string
+	imageChecks int64
 }
 
 // storedPresence is a row of presence before it is overwritten.
@@ -40,6 +42,10 @@ type mergeResult struct {
 	counts                  database.Deltas
 	newer                   []devices.Presence // stored rows that prevented a row with a device online
 	stale, unknown          int                // number of presence rows that change nothing
+	imageNews               []imageNews
+	imageStates             []imageState
+	images                  []imageRow
+	changes                 []devices.ImageChange
 }
 
 // merge reads and locks the rows of a group, and decides what to change. Rows are locked in the
@@ -56,13 +62,19 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 		for i := range g.facts {
 			f := g.facts[i]
 			f.Facts = f.Map(database.Clean)
+			f.Details = database.Clean(f.Details)
 			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
 			at := database.Micros(f.CheckedAt)
+			if !there || at <= old.checkedAt && old.checkedAt <= now { // a later time is of a wrong clock
+				if c, ok := g.changes[f.Device]; ok && at == old.checkedAt { // its commit had no answer
+					m.changes = append(m.changes, c)
+				}
+				continue
+			}
+			m.addImage(&f, &old)
 			f.Facts = f.Over(old.Facts)
 			switch {
-			case !there || at <= old.checkedAt && old.checkedAt <= now: // a later time is of a wrong clock
-				continue
 			case f.Board == old.Board && f.Firmware == old.Firmware:
 				m.facts = append(m.facts, f)
 			default:
@@ -71,6 +83,9 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 				m.counts.Facts(f.Board, f.Firmware, 1)
 			}
 			checked[f.Device] = at
+		}
+		if err := m.mergeImages(ctx, tx, w.store.backend.Postgres()); err != nil {
+			return m, err
 		}
 	}
 	if len(g.presence)+len(checked) == 0 {
@@ -175,13 +190,13 @@ func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.C
 	if postgres {
 		clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 	}
-	text, arg := locking(postgres, "SELECT device, board, firmware, elf_sha256, chip, language, serial, activate_v2, checked_at, "+clock+" FROM devices", ids)
+	text, arg := locking(postgres, "SELECT device, board, firmware, elf_sha256, chip, language, serial, activate_v2, checked_at, image_hash, image_checks, "+clock+" FROM devices", ids)
 	stored = make(map[devices.ID]storedFacts, len(ids))
 	_, err = database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
 		var id devices.ID
 		var f storedFacts
 		var at int64
-		err = scan(&id, &f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial, &f.ActivateV2, &f.checkedAt, &at)
+		err = scan(&id, &f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial, &f.ActivateV2, &f.checkedAt, &f.imageHash, &f.imageChecks, &at)
 		stored[id], now = f, max(now, at)
 		return struct{}{}, err
 	}, text, arg)

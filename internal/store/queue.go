@@ -29,6 +29,9 @@ func mergeFacts(older, newer devices.Check) devices.Check {
 	if older.CheckedAt.After(newer.CheckedAt) {
 		older, newer = newer, older
 	}
+	if newer.ELF == "" {
+		newer.Details = older.Details
+	}
 	newer.Facts = newer.Over(older.Facts)
 	return newer
 }
@@ -57,6 +60,8 @@ type group struct {
 	presence []devices.Presence
 	history  []historyRow
 	lists    []devices.CatalogText // used by a device, without a new entry
+	// changes are those of an attempt whose commit may have no answer: the next attempt finds its checks in the table.
+	changes map[devices.ID]devices.ImageChange
 }
 
 func (g *group) rows() int {

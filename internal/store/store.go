@@ -42,6 +42,7 @@ type Store struct {
 	log          *slog.Logger
 	onReady      func()
 	onOutranked  func(devices.Presence)
+	onImage      func(devices.ImageChange)
 	stats        Stats
 	queue        *queue
 	writer       *writer
@@ -91,7 +92,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 		return nil, err
 	}
 	s := &Store{
-		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, now: time.Now, doubt: make(chan struct{}, 1),
+		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, onImage: func(devices.ImageChange) {}, now: time.Now, doubt: make(chan struct{}, 1),
 		writerDone: make(chan struct{}), watchDone: make(chan struct{}),
 	}
 	for _, option := range options {

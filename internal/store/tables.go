@@ -49,13 +49,16 @@ var (
 
 // statements are the writer's statements, in the order of execution.
 type statements struct {
-	facts    statement[devices.Check] // of a device whose board and firmware are stored already
-	image    statement[devices.Check]
-	session  statement[presenceRow] // of a device that stays online at the same node with the same tools
-	presence statement[presenceRow]
-	seen     statement[presenceRow] // last_seen alone
-	catalogs statement[devices.CatalogText]
-	history  statement[historyRow]
+	facts statement[devices.Check] // of a device whose board and firmware are stored already
+	image statement[devices.Check]
+	// imageState and images are of checks that say something new of the image or the hardware.
+	imageState statement[imageState]
+	images     statement[imageRow]
+	session    statement[presenceRow] // of a device that stays online at the same node with the same tools
+	presence   statement[presenceRow]
+	seen       statement[presenceRow] // last_seen alone
+	catalogs   statement[devices.CatalogText]
+	history    statement[historyRow]
 }
 
 // presenceRow is a row of presence as written.
@@ -75,7 +78,8 @@ func newStatements(now func() time.Time) *statements {
 			string(p.MCP), p.MCPError, p.Partial, int64(p.Tools), p.Generation}
 	}
 	byDevice := func(a, b presenceRow) int { return cmp.Compare(a.Device, b.Device) }
-	return &statements{
+	imageState, images := newImageStatements()
+	return &statements{imageState: imageState, images: images,
 		facts: statement[devices.Check]{
 			Rows: database.Rows{Table: "devices", Columns: factsColumns, Keys: 1}, values: facts,
 			compare: func(a, b devices.Check) int { return cmp.Compare(a.Device, b.Device) },

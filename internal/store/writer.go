@@ -150,12 +150,16 @@ func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	for _, p := range m.newer {
 		w.store.onOutranked(p)
 	}
+	for _, c := range m.changes {
+		w.store.onImage(c)
+	}
 	return false, nil
 }
 
 func (w *writer) transaction(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time) (m mergeResult, catalogs int64, refused bool, err error) {
 	_, err = w.store.backend.Attempt(ctx, w.store.backend.Write, func(ctx context.Context, tx *sql.Tx) (err error) {
 		if m, err = w.merge(ctx, tx, g); err == nil {
+			g.note(m.changes)
 			catalogs, err = w.execute(ctx, tx, g, &m, lists, now)
 		}
 		refused = err != nil && database.FaultOf(err) == database.FaultRow
@@ -217,7 +221,7 @@ func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.Cat
 	for _, s := range []struct {
 		rows *database.Rows
 		n    int
-	}{{&t.facts.Rows, len(g.facts)}, {&t.image.Rows, len(g.facts)}, {&t.seen.Rows, len(g.facts)}, {&t.session.Rows, len(g.presence)}, {&t.presence.Rows, len(g.presence)},
+	}{{&t.facts.Rows, len(g.facts)}, {&t.image.Rows, len(g.facts)}, {&t.imageState.Rows, len(g.facts)}, {&t.images.Rows, len(g.facts)}, {&t.seen.Rows, len(g.facts)}, {&t.session.Rows, len(g.presence)}, {&t.presence.Rows, len(g.presence)},
 		{&t.catalogs.Rows, len(lists)}, {&t.history.Rows, len(g.history)}} {
 		if err := s.rows.Prepare(ctx, w.store.backend, s.n); err != nil {
 			return err
@@ -232,6 +236,9 @@ func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *mergeResu
 	_, err = t.facts.write(ctx, tx, db, m.facts)
 	if err == nil {
 		_, err = t.image.write(ctx, tx, db, m.image)
+	}
+	if err == nil {
+		err = w.writeImages(ctx, tx, m)
 	}
 	if err == nil {
 		_, err = t.session.write(ctx, tx, db, m.session)

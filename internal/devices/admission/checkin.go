@@ -29,6 +29,7 @@ type CheckIn struct {
 	Device        devices.ID
 	ClientID      string
 	devices.Facts            // with texts as the device sent them, and without CheckedAt
+	Details       string     // as in devices.Check
 	From          netip.Addr // of the requesting host, from connlimit.AddressKey; zero if unknown
 	Address       netip.Addr // that is shown to operators; zero if unknown
 	// Offer is the transport that the reply offers, unless an operator chose one; empty: the
@@ -86,7 +87,7 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	if status.Admits() {
 		if c.ClientID != "" || joins { // else anybody could have sent it
-			a.hub.OnFacts(devices.Check{Device: c.Device, Facts: c.facts(at)})
+			a.hub.OnFacts(devices.Check{Device: c.Device, Facts: c.facts(at), Details: c.Details})
 		}
 		generation, _ := a.hub.Generation(c.Device)
 		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil

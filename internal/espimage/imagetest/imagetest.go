@@ -30,6 +30,7 @@ type Build struct {
 	Chip             uint16
 	Literals         []string
 	Segments         [][]byte // behind the one with the description
+	ELF              byte     // the first byte of the ELF's SHA-256
 }
 
 // Image builds an image as esptool does.
@@ -43,6 +44,7 @@ func (b Build) Image() []byte {
 	for i := range 32 {
 		desc[144+i] = byte(i)
 	}
+	desc[144] = b.ELF
 	program := desc
 	for _, literal := range b.Literals {
 		program = append(append(program, literal...), 0)

@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
+	"fleetd/internal/store/firmwarestore"
 	"fleetd/migrations"
 )
 
@@ -284,6 +285,9 @@ func testTakenOver(t *testing.T, db Database) {
 	db.checkCounts(t)
 	if err := s.Fingerprint(t.Context(), "fp"); err != nil {
 		t.Error(err)
+	}
+	if got, err := firmwarestore.New(s).History(t.Context(), "x"); err != nil || len(got) != 1 || got[0].ELF != "elf" || got[0].Version != "2.4" || got[0].At.UnixMicro() != 2 {
+		t.Errorf("images %+v, error %v", got, err)
 	}
 	s.SaveFacts(factsOf(fullDevice("x")))
 	settle(t, s)

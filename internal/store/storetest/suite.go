@@ -71,6 +71,10 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a list in use is never pruned", testPruneRace},
 		{"the audit comes back as it was written", testAudit},
 		{"the audit is pruned by age", testAuditPrune},
+		{"images of devices", testImages},
+		{"images of checks that wait together", testLateImages},
+		{"firmware images", testFirmware},
+		{"firmware images of several nodes", testFirmwareRoom},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
 	}

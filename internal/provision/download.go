@@ -1,0 +1,90 @@
+package provision
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"strconv"
+	"time"
+
+	"fleetd/internal/clock"
+	"fleetd/internal/devices"
+)
+
+// PathFirmware is where devices download images from; what follows is a token.
+const PathFirmware = "/xiaozhi/f/"
+
+const (
+	// writeTime is how long a device may take nothing of a download; there is no limit of the whole.
+	writeTime = 30 * time.Second
+	// closeTime is how long a device has to close the connection after the last byte. It must do that first: firmware v2.2 to v2.4
+	// uses a freed object if the server does (EspTcp::DoDisconnect of esp-ml307 3.6.4).
+	closeTime = 5 * time.Second
+
+	// probeTime is how long the address of a probe is valid.
+	probeTime = 2 * time.Minute
+	// probePause is in the middle of the probe, so that a proxy shows whether it passes on a download as it comes.
+	probePause = 3 * time.Second
+)
+
+// probe is what doctor downloads in place of an image: bytes that do not compress, in an order that shows what was cut.
+var probe = func() (body []byte) {
+	for sum := sha256.Sum256(nil); len(body) < 32<<10; sum = sha256.Sum256(sum[:]) {
+		body = append(body, sum[:]...)
+	}
+	return body
+}()
+
+// newProbe returns a probe that can be downloaded for some time, from any node.
+func (s *Server) newProbe() devices.Probe {
+	sum := sha256.Sum256(probe)
+	return devices.Probe{URL: s.opt.PublicURL + PathFirmware + s.opt.Mint.ProbeToken(clock.Now().Add(probeTime)), Size: int64(len(probe)), SHA256: hex.EncodeToString(sum[:])}
+}
+
+// download serves the probe to who has its address. Nothing else is served: to old firmware, any body with status 200 is an image.
+func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+	if s.opt.Mint.VerifyProbe(r.PathValue("token"), clock.Now()) != nil {
+		http.Error(w, "not found", http.StatusNotFound)
+		return
+	}
+	half := len(probe) / 2
+	serveDownload(w, r, int64(len(probe)), func(write func([]byte) error) error {
+		if err := write(probe[:half]); err != nil {
+			return err
+		}
+		pause := time.NewTimer(probePause)
+		defer pause.Stop()
+		select {
+		case <-pause.C:
+		case <-r.Context().Done():
+			return r.Context().Err()
+		}
+		return write(probe[half:])
+	})
+}
+
+// serveDownload answers as the firmware's HTTP client wants it (ota.cc:267-387): status 200, Content-Length, no other coding, headers
+// of a few hundred bytes, and the first bytes of the body with them.
+func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error) {
+	control := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	err := body(func(piece []byte) error {
+		if err := control.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+			return err
+		}
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		return control.Flush()
+	})
+	if err != nil {
+		panic(http.ErrAbortHandler) // the connection breaks, so that nobody takes the beginning for the whole
+	}
+	patience := time.NewTimer(closeTime)
+	defer patience.Stop()
+	select {
+	case <-r.Context().Done():
+	case <-patience.C:
+	}
+}

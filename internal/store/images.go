@@ -1,0 +1,155 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"slices"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
+)
+
+// OnImage sets a function that is called with each check that showed another image than the last one, after it was committed. It
+// runs on the writer's goroutine and must not block.
+func OnImage(changed func(devices.ImageChange)) Option {
+	return func(s *Store) { s.onImage = changed }
+}
+
+// imageState are the columns of a device that say which row of device_images is its newest, and what that has.
+type imageState struct {
+	device devices.ID
+	hash   string // of the ELF and the details
+	checks int64  // that showed the image; 2: two or more
+}
+
+// imageRow is a row of device_images to insert, or to replace with other details.
+type imageRow struct {
+	devices.DeviceImage
+	device devices.ID
+}
+
+// hashOf identifies what a check says of the image and the hardware.
+func hashOf(c *devices.Check) string {
+	sum := sha256.New()
+	sum.Write([]byte(c.ELF))
+	sum.Write([]byte{0})
+	sum.Write([]byte(c.Details))
+	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+// imageNews is what a check says that is not in the newest row of device_images.
+type imageNews struct {
+	devices.Check
+	hash string
+}
+
+// addImage notes what a check says of the device's image, if that is news. c has what the check reported, without what is
+// stored. A check that says what the last one said costs the hash alone.
+func (m *mergeResult) addImage(c *devices.Check, old *storedFacts) {
+	if c.ELF == "" || c.Details == "" {
+		return
+	}
+	switch hash := hashOf(c); {
+	case hash != old.imageHash:
+		m.imageNews = append(m.imageNews, imageNews{*c, hash})
+	case old.imageChecks < 2:
+		m.imageStates = append(m.imageStates, imageState{c.Device, hash, 2})
+	}
+}
+
+// note keeps changes for a repeated attempt.
+func (g *group) note(changes []devices.ImageChange) {
+	g.changes = nil
+	for _, c := range changes {
+		if g.changes == nil {
+			g.changes = make(map[devices.ID]devices.ImageChange, len(changes))
+		}
+		g.changes[c.Device] = c
+	}
+}
+
+// mergeImages compares news with the newest rows of these devices, whose rows in devices are locked. It adds rows and changes.
+func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool) error {
+	if len(m.imageNews) == 0 {
+		return nil
+	}
+	newest, err := newestImages(ctx, tx, postgres, m.imageNews)
+	if err != nil {
+		return err
+	}
+	for i := range m.imageNews {
+		c := &m.imageNews[i]
+		old, there := newest[c.Device]
+		image := devices.DeviceImage{Seq: old.Seq, ELF: c.ELF, Version: c.Firmware, Board: c.Board, Details: c.Details}
+		checks := int64(2)
+		if old.ELF != c.ELF {
+			checks = 1
+			image.Seq, image.At = old.Seq+1, c.CheckedAt
+			if there {
+				image.Cause = devices.CauseForeign
+				m.changes = append(m.changes, devices.ImageChange{Device: c.Device, From: old, To: image})
+			}
+		}
+		m.images = append(m.images, imageRow{image, c.Device})
+		m.imageStates = append(m.imageStates, imageState{c.Device, c.hash, checks})
+	}
+	return nil
+}
+
+// newestImages returns the newest row of each of these devices.
+func newestImages(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews) (map[devices.ID]devices.DeviceImage, error) {
+	ids := make([]string, len(news))
+	for i := range news {
+		ids[i] = string(news[i].Device)
+	}
+	condition, arg := database.IDSet(postgres, "i.device", "$1", ids)
+	newest := make(map[devices.ID]devices.DeviceImage, len(ids))
+	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (none struct{}, err error) {
+		var id devices.ID
+		var image devices.DeviceImage
+		err = scan(&id, &image.Seq, &image.ELF, &image.Version)
+		newest[id] = image
+		return none, err
+	}, `SELECT i.device, i.seq, i.elf_sha256, i.version FROM device_images i
+ WHERE `+condition+` AND NOT EXISTS (SELECT 1 FROM device_images n WHERE n.device = i.device AND n.seq > i.seq)`, arg)
+	return newest, err
+}
+
+// writeImages writes the rows, and deletes those beyond devices.MaxImages.
+func (w *writer) writeImages(ctx context.Context, tx *sql.Tx, m *mergeResult) error {
+	if _, err := w.texts.imageState.write(ctx, tx, w.store.backend, m.imageStates); err != nil {
+		return err
+	}
+	if _, err := w.texts.images.write(ctx, tx, w.store.backend, m.images); err != nil {
+		return err
+	}
+	for i := range m.images {
+		if r := &m.images[i]; r.Seq > devices.MaxImages {
+			if _, err := tx.ExecContext(ctx, `DELETE FROM device_images WHERE device = $1 AND seq <= $2`, string(r.device), r.Seq-devices.MaxImages); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func newImageStatements() (state statement[imageState], images statement[imageRow]) {
+	state = statement[imageState]{
+		Rows:    database.Rows{Table: "devices", Columns: append(database.Text("device", "image_hash"), database.Bigint("image_checks")...), Keys: 1},
+		values:  func(s *imageState) []any { return []any{string(s.device), s.hash, s.checks} },
+		compare: func(a, b imageState) int { return cmp.Compare(a.device, b.device) },
+	}
+	columns := slices.Concat(database.Text("device"), database.Bigint("seq"), database.Text("elf_sha256", "version", "board", "details", "cause"), database.Bigint("at"))
+	images = statement[imageRow]{
+		Rows: database.Rows{Table: "device_images", Columns: columns,
+			Conflict: "(device, seq) DO UPDATE SET version = excluded.version, board = excluded.board, details = excluded.details"},
+		values: func(r *imageRow) []any {
+			return []any{string(r.device), r.Seq, r.ELF, r.Version, r.Board, r.Details, string(r.Cause), database.Micros(r.At)}
+		},
+		compare: func(a, b imageRow) int { return cmp.Compare(a.device, b.device) },
+	}
+	return state, images
+}
