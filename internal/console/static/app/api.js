@@ -81,7 +81,7 @@ export function askForKey(reason) {
   return asking;
 }
 
-// send makes one request and returns the response, whose status is a success. Options: body (an object, or the
+// send makes one request and returns the response, whose status is a success. Options: body (a file, an object, or the
 // JSON text of one that is not empty), headers, signal, what (a title for the confirmation), and public (a 401 is an
 // answer like others).
 export async function send(method, url, options = {}) {
@@ -90,8 +90,9 @@ export async function send(method, url, options = {}) {
     const headers = used ? { Authorization: `Bearer ${used}`, ...options.headers } : { ...options.headers };
     let { body } = options;
     if (body !== undefined) {
-      headers["Content-Type"] = "application/json";
-      if (typeof body !== "string") body = JSON.stringify(body);
+      const file = body instanceof Blob;
+      headers["Content-Type"] = file ? "application/octet-stream" : "application/json";
+      if (!file && typeof body !== "string") body = JSON.stringify(body);
       if (confirmation) body = `${body.slice(0, -1)},"confirmation":${JSON.stringify(confirmation)}}`;
     }
     let response;

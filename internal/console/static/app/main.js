@@ -22,10 +22,11 @@ import { Nodes, Doctor } from "./pages/nodes.js";
 import { Stats } from "./pages/stats.js";
 import { Call } from "./pages/call.js";
 import { Webhooks } from "./pages/webhooks.js";
+import { Firmware } from "./pages/firmware.js";
 
 // GROUPS are the navigation: pages with their paths and the scopes that they need.
 const GROUPS = [
-  ["", [["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"]]],
+  ["", [["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"], ["firmware", ["firmware"], "firmware:read"]]],
   ["history", [["events", ["events"], "events:read"], ["audit", ["audit"], "admin"], ["stats", ["stats"], "devices:read"]]],
   ["access", [["admissions", ["admissions"], "devices:write"], ["access", ["access"], "admin"], ["webhooks", ["webhooks"], "webhooks"]]],
   ["system", [["nodes", ["nodes"], "admin"], ["doctor", ["doctor"], "admin"]]],
@@ -35,7 +36,7 @@ const BAR = new Set(["overview", "devices", "jobs", "events"]); // of a phone, b
 
 // allows reports whether a key has a scope; the API decides, this only hides.
 export const allows = (self, scope) => self.admin || self.scopes.includes(scope) ||
-  (scope === "tools:call" && self.scopes.includes("tools:call:user")) || (scope === "jobs:read" && self.scopes.includes("jobs"));
+  (scope === "tools:call" && self.scopes.includes("tools:call:user")) || (scope === "jobs:read" && self.scopes.includes("jobs")) || (scope === "firmware:read" && self.scopes.includes("firmware"));
 
 function choose({ segments: [page, ...rest], query }, self, needs) {
   const common = { query, self, needs, can: (scope) => allows(self, scope) };
@@ -53,6 +54,7 @@ function choose({ segments: [page, ...rest], query }, self, needs) {
     case "keys": case "policy": case "explain": case "access": return html`<${Access} tab=${["policy", "explain"].includes(rest[0] || page) ? "policy" : ""} ...${common} />`;
     case "nodes": return html`<${Nodes} ...${common} />`;
     case "doctor": return html`<${Doctor} ...${common} />`;
+    case "firmware": return html`<${Firmware} ...${common} />`;
     case "webhooks": return html`<${Webhooks} ...${common} />`;
     case "stats": return html`<${Stats} ...${common} />`;
     case "calls": return html`<${Call} key=${rest[0]} id=${rest[0] || ""} ...${common} />`;

@@ -89,6 +89,7 @@ export const codes = {
     jobs: "create and change jobs", webhooks: "create webhooks", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
+  fitness: { fit: "could get it", already: "run it", waits: "must wait", blocked: "cannot get it" },
   verdict: { passed: "passes", decided: "decides", not_reached: "not reached" },
   // What a step of an explanation does here.
   step: {
@@ -121,7 +122,7 @@ export const s = {
   acted: ({ kind, action, arguments: args }) => (kind === "call" ? s.timeline.called(s.deed(action, args)) : kind === "message" ? s.timeline.sent(action) : kind === "refusal" ? `was refused: ${action}` : word("did", action)),
   pages: {
     overview: "Overview", devices: "Devices", admissions: "Admissions", jobs: "Jobs", events: "Events", audit: "Audit", access: "Keys and policy",
-    nodes: "Nodes", doctor: "Doctor", stats: "Stats", webhooks: "Webhooks", more: "More",
+    nodes: "Nodes", doctor: "Doctor", stats: "Stats", webhooks: "Webhooks", firmware: "Firmware", more: "More",
     groups: { history: "History", access: "Access", system: "System" },
     need: "need somebody",
   },
@@ -394,6 +395,17 @@ export const s = {
     versions: "Versions", compare: "Differences to the version in force",
     test: "Would a call be allowed?", testLead: "The rules in force decide; nothing is called.", key: "Caller", device: "Device", tool: "Tool", via: "Way in", decide: "Decide",
     steps: { rule: "Rule", verdict: "Verdict", why: "Why" },
+  },
+  firmware: {
+    lead: "Images that fleetd keeps, and what they would do to the devices. Nothing on this page changes a device.",
+    images: "Images", empty: "There are no images yet. Add an application image, a merged binary or the zip of a release.",
+    columns: { release: "Release", boards: "Boards", chip: "Chip", devices: "Devices that run it", findings: "Findings", added: "Added", note: "Note", change: "Actions", device: "Device", verdict: "Verdict", board: "Board", runs: "Runs" },
+    check: "Check", remove: "Delete", removeAsk: (name) => `Delete ${name} from the fleet's images?`,
+    removeUsed: (name, devices) => `Delete ${name}? ${devices} run it, and lose their way back to it.`,
+    add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",
+    fit: (n) => (n === 1 ? "It has an image that devices can run." : `It has ${n} images that devices can run.`), dropped: "Left out:",
+    checkTitle: "Who could get it?", target: "Release, or the first 12 digits of an image", select: "Devices, as a selection (all if empty)", nobody: "No device is selected.",
+    running: "Versions that devices run", nothing: "no device has checked in yet",
   },
   webhooks: {
     title: "Webhooks", lead: "Events are delivered to these addresses, signed, until the receiver accepts them. A key sees its own webhooks, an administrator all.",

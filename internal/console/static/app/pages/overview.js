@@ -67,7 +67,7 @@ function Tiles({ fleet, stats }) {
 }
 
 // Shares are the values of a dimension, the most frequent first. A bar is a share of the whole.
-function Shares({ title, counts, total, facet, extra, tone = "", more, none }) {
+export function Shares({ title, counts, total, facet, extra, tone = "", more, none }) {
   const values = Object.entries(counts || {}).filter(([, n]) => n).sort((a, b) => b[1] - a[1]);
   if (!values.length && !none) return null;
   const named = values.filter(([value]) => value !== "other").slice(0, MOST), rest = values.reduce((n, [, m]) => n + m, 0) - named.reduce((n, [, m]) => n + m, 0);

@@ -1,0 +1,66 @@
+package browser
+
+import (
+	"encoding/base64"
+	"fmt"
+	"testing"
+
+	"fleetd/simulator/firmware"
+)
+
+// choose puts a file into the field of the page, as a person does.
+func (p *page) choose(name string, content []byte) {
+	p.t.Helper()
+	p.run(fmt.Sprintf(`{
+		const files = new DataTransfer();
+		files.items.add(new File([Uint8Array.from(atob(%q), (c) => c.charCodeAt(0))], %q));
+		const field = document.querySelector("#firmware-file");
+		field.files = files.files;
+		field.dispatchEvent(new Event("change", { bubbles: true }));
+	}`, base64.StdEncoding.EncodeToString(content), name))
+}
+
+// A file is read before it is kept; a bad one says everything that is wrong with it. A check says who could get an image, and why
+// others could not.
+func TestFirmwarePage(t *testing.T) {
+	b := start(t)
+	n := fleet(t, 3, "--profile", "fw-2.4,fw-2.1,fw-1.7")
+	p := b.open(t, n, n.Token(t), "/console/firmware")
+	p.emulate(1280, 800, "light")
+	p.shows("There are no images yet.")
+	p.shows("2.4.2")
+	p.expect(422)
+	p.choose("page.html", []byte("<html>not an image</html>"))
+	p.click("Read it")
+	p.shows("image_invalid")
+	if kept := p.eval("[...document.querySelectorAll('button')].some((b) => b.innerText === 'Keep its images')"); kept != false {
+		t.Error("a bad file can be kept")
+	}
+	profiles, err := firmware.ParseProfiles("fw-2.4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, release, err := profiles[0].Release("2.5.0", n.Info.OTA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.choose("v2.5.0_lichuang-dev.zip", release)
+	p.click("Read it")
+	p.shows("It has an image that devices can run.")
+	p.shows("There are no images yet.")
+	p.click("Keep its images")
+	p.await("document.querySelector('[data-test=images] tbody')?.innerText.includes('xiaozhi@2.5.0')")
+	p.fill("#check-image", "2.5.0")
+	p.run("document.querySelector('[data-test=check] form').requestSubmit()")
+	p.await("/1 must wait/.test(document.querySelector('[data-test=counts]')?.innerText) && /2 cannot get it/.test(document.querySelector('[data-test=counts]').innerText)")
+	p.await("document.querySelectorAll('[data-test=check] tbody tr').length === 3")
+	p.shows("esp-box-3")
+	p.emulate(360, 740, "dark")
+	if wide := p.number("document.documentElement.scrollWidth"); wide > 360 {
+		t.Errorf("the page is %d px wide on a phone", wide)
+	}
+	p.emulate(1280, 800, "light")
+	p.click("Delete")
+	p.run("[...document.querySelectorAll('dialog button')].find((b) => b.innerText === 'Delete').click()")
+	p.shows("There are no images yet.")
+}
