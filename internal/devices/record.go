@@ -87,7 +87,7 @@ type Check struct {
 // Over returns the facts of a check over those before it: what the check did not report is as
 // before. An ELF belongs to a version: a check that reports the version alone has no ELF.
 func (f Facts) Over(before Facts) Facts {
-	if f.Firmware == "" && f.ELF == "" {
+	if f.ELF == "" && (f.Firmware == "" || f.Firmware == before.Firmware) {
 		f.ELF, f.ActivateV2 = before.ELF, before.ActivateV2
 	}
 	f.Board, f.Firmware, f.Chip = cmp.Or(f.Board, before.Board), cmp.Or(f.Firmware, before.Firmware), cmp.Or(f.Chip, before.Chip)

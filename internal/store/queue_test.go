@@ -109,3 +109,17 @@ func TestSplitLosesNothing(t *testing.T) {
 		}
 	}
 }
+
+// What a device says over MCP right after its first check does not take the image of that check away: it names the version alone.
+func TestMergeKeepsTheImage(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	check := devices.Check{Device: "d", Facts: devices.Facts{Board: "b", Firmware: "2.4.2", ELF: "e", CheckedAt: at}, Details: `{"flash_size":1}`}
+	initialized := devices.Check{Device: "d", Facts: devices.Facts{Board: "b", Firmware: "2.4.2", CheckedAt: at.Add(time.Second)}}
+	if got := mergeFacts(check, initialized); got.ELF != "e" || got.Details != check.Details {
+		t.Errorf("%+v", got)
+	}
+	initialized.Firmware = "2.5.0"
+	if got := mergeFacts(check, initialized); got.ELF != "" || got.Firmware != "2.5.0" {
+		t.Errorf("of another image: %+v", got)
+	}
+}
