@@ -217,3 +217,29 @@ func TestCheckAfterOneOfAWrongClock(t *testing.T) {
 		}
 	})
 }
+
+// late has rows without what was checked a moment ago, as while the writer is busy.
+type late struct{ *devicetest.Ports }
+
+// SaveFacts implements fleet.Records.
+func (late) SaveFacts(devices.Check) {}
+
+// A device that connects before the facts of its check are written has them all the same: jobs select by them, and checks of images
+// compare them.
+func TestFactsThatAreNotWrittenYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Records = late{ports} })
+		defer s.Close()
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Facts: devices.Facts{Board: "box", Firmware: "2.4.2", ELF: "e", Chip: "esp32s3"}}); err != nil {
+			t.Fatal(err)
+		}
+		script := devicetest.NewScript()
+		script.Firmware = "2.4.2"
+		connect(t, s, "c1", script)
+		ready(t, s)
+		if d := state(t, s).Device; d.ELF != "e" || d.Chip != "esp32s3" || d.Board != "box" {
+			t.Errorf("in memory it has %q, %q, %q", d.Board, d.ELF, d.Chip)
+		}
+	})
+}

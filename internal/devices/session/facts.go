@@ -6,8 +6,8 @@ import "fleetd/internal/devices"
 func (s *Hub) OnFacts(f devices.Check) {
 	s.ports.Records.SaveFacts(f)
 	s.notify(func(l Lifecycle) { l.CheckedIn(f) })
-	if e := s.table.get(f.Device); e != nil {
-		// They are newer than what is known, whatever the clock of the node that wrote that.
-		s.table.update(e, func(d *devices.Device) { d.Facts = f.Over(d.Facts) })
-	}
+	// A device connects within moments of its check, and its row may be read before they are written. They are newer than what
+	// is known, whatever the clock of the node that wrote that.
+	e, _ := s.table.ensure(f.Device, "")
+	s.table.update(e, func(d *devices.Device) { d.Facts = f.Over(d.Facts) })
 }
