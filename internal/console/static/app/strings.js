@@ -28,7 +28,7 @@ export const codes = {
     busy: "a conversation or another call", retry: "the next try", database: "the database", node: "its node",
   },
   kind: {
-    online: "connected", offline: "disconnected", catalog: "tools changed", photo: "photo", pending: "waits for approval", contested: "id contested",
+    online: "connected", offline: "disconnected", catalog: "tools changed", photo: "photo", firmware: "firmware changed", pending: "waits for approval", contested: "id contested",
     notifications: "notification", task: "task", job: "job",
   },
   event: {
@@ -37,6 +37,7 @@ export const codes = {
     offline: ({ reason, n }) => word("reason", reason, n),
     catalog: "changed tools",
     photo: "took a photo",
+    firmware: ({ from, to }) => `changed its firmware from ${from?.version} to ${to?.version}`,
     pending: ({ known }) => (known ? "asked for approval as another client: a copy?" : "asked for approval"),
     contested: "became contested: two clients use one id",
     "job.started": ({ created_by: by, counts }) => `was started by ${by} on ${plural(counts?.total, "device")}`,
@@ -86,7 +87,7 @@ export const codes = {
   },
   scope: {
     "devices:read": "see devices", "devices:write": "change, approve and revoke devices", "photos:read": "see photos", "tools:call": "call tools", "tools:call:user": "call all tools, those for people alone as well", "events:read": "follow events", "jobs:read": "see jobs",
-    jobs: "create and change jobs", webhooks: "create webhooks", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
+    jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add and delete firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
   fitness: { fit: "could get it", already: "run it", waits: "must wait", blocked: "cannot get it" },
@@ -97,7 +98,7 @@ export const codes = {
   },
   webhook: { active: "active", failing: "failing" },
   eventType: {
-    online: "connected", offline: "disconnected", catalog: "tools changed", notifications: "notification", photo: "photo", pending: "waits for approval", contested: "id contested", task: "task of a job", "job.started": "job started", "job.stage": "job opened a stage",
+    online: "connected", offline: "disconnected", catalog: "tools changed", notifications: "notification", photo: "photo", firmware: "firmware changed", pending: "waits for approval", contested: "id contested", task: "task of a job", "job.started": "job started", "job.stage": "job opened a stage",
     "job.paused": "job paused", "job.halted": "job halted", "job.resumed": "job resumed", "job.done": "job done", "job.cancelled": "job cancelled", "webhook.disabled": "webhook disabled",
   },
   severity: { error: "error", warning: "warning", info: "note" },

@@ -17,7 +17,7 @@ const IDLE = 400, LONGEST = 3000; // a read of what was ends when nothing came f
 export const SIGNS = { online: ["↑", "ok"], back: ["↑", "ok"], offline: ["↓", "bad"], catalog: ["±", ""], photo: ["◎", ""], pending: ["◐", "warn"], contested: ["▲", "bad"], "job.halted": ["✕", "bad"], notifications: ["◇", ""] };
 
 // TYPES are what the API can filter by.
-const TYPES = ["online", "offline", "catalog", "photo", "pending", "contested", "notifications", "task", "job"];
+const TYPES = ["online", "offline", "catalog", "photo", "firmware", "pending", "contested", "notifications", "task", "job"];
 
 // recent reads events since an instant, newest last, until the stream has nothing older than now. Past the limit notifications, of which
 // there may be very many, are left out first.

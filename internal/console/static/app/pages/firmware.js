@@ -22,9 +22,9 @@ export function Firmware({ query, can }) {
   const list = useData((signal) => get("/v1/firmware" + encode({ cursor, limit: 100 }), signal), [cursor]);
   const columns = [...COLUMNS, { name: c.change, text: () => "", cell: (i) => html`<${Buttons} image=${i} can=${can} onChange=${list.reload} />`, keep: true, bare: true }];
   return html`<${Page} title=${s.pages.firmware} /><p>${f.lead}</p>
-    ${can("firmware") && html`<${Upload} onAdded=${list.reload} />`}
     <section class="panel" data-test="images"><header><h2>${f.images}</h2></header><${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Grid} columns=${columns} items=${items} id=${(i) => i.id} />` : html`<p class="blank">${f.empty}</p>`)}<//></section>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(next) => setQuery({ cursor: next })} />
+    ${can("firmware") && html`<${Upload} onAdded=${list.reload} />`}
     <${Check} query=${query} />
     ${can("devices:read") && html`<${Running} />`}
     <${Command} cli=${["firmware", "list"]} url="/v1/firmware" />`;
@@ -63,14 +63,14 @@ function Upload({ onAdded }) {
     }
   };
   const choose = (event) => { setFile(event.target.files[0] || null); setRead(null); setError(null); };
-  return html`<section class="panel" data-test="upload"><header><h2>${f.add}</h2></header>
+  return html`<section class="panel" data-test="upload"><header><h2>${f.add}</h2></header><div class="told">
     <div class="field"><label for="firmware-file">${f.file}</label><input id="firmware-file" type="file" accept=".bin,.zip" onChange=${choose} /></div>
     <div class="actions"><button type="button" disabled=${!file || busy} onClick=${() => send(true)}>${f.inspect}</button>
       ${read && !read.added && html`<button type="button" class="primary" disabled=${busy} onClick=${() => send(false)}>${f.keep}</button>`}</div>
     <${Problem} error=${error}><${Findings} items=${error?.problem?.findings || []} /><//>
     <div role="status">${read && html`<p><${Outcome} tone="good">${read.added ? f.kept : f.fit(read.items.length)}<//></p>
       ${read.items.map((i) => html`<div key=${i.id}><strong><${Said} text=${release(i)} /></strong> · <${Said} text=${i.boards.join(", ")} max=${200} /> · ${line(i.chip, 20)} <${Findings} items=${i.findings} /></div>`)}
-      ${read.dropped.length > 0 && html`<p class="faint">${f.dropped} <${Said} text=${read.dropped.join(", ")} max=${400} /></p>`}`}</div></section>`;
+      ${read.dropped.length > 0 && html`<p class="faint">${f.dropped} <${Said} text=${read.dropped.join(", ")} max=${400} /></p>`}`}</div></div></section>`;
 }
 
 // Check says who could get an image, or the images of a release.
@@ -84,12 +84,12 @@ function Check({ query }) {
   };
   const found = useData((signal) => (what ? get("/v1/firmware/check" + encode({ ...target, select, cursor: after, limit: 50 }), signal) : null), [what, select, after]);
   return html`<section class="panel" data-test="check"><header><h2>${f.checkTitle}</h2></header>
-    <form onSubmit=${submit} key=${what + select}><div class="field"><label for="check-image">${f.target}</label><input id="check-image" name="image" required spellcheck=${false} autocapitalize="off" placeholder="xiaozhi@2.4.2" defaultValue=${what} /></div>
+    <form class="told" onSubmit=${submit} key=${what + select}><div class="field"><label for="check-image">${f.target}</label><input id="check-image" name="image" required spellcheck=${false} autocapitalize="off" placeholder="xiaozhi@2.4.2" defaultValue=${what} /></div>
       <div class="field"><label for="check-select">${f.select}</label><input id="check-select" name="select" spellcheck=${false} autocapitalize="off" placeholder="room=lab" defaultValue=${select} /></div>
       <div class="actions"><button class="primary">${f.check}</button></div></form>
     ${what && html`<${Loaded} from=${found}>${({ counts, items, next_cursor: next }) => html`
-      ${counts && html`<p data-test="counts">${plural(counts.devices, "device")}: ${Object.keys(TONES).filter((v) => counts.verdicts[v]).map((verdict) => html`<${Outcome} key=${verdict} tone=${TONES[verdict]}>${count(counts.verdicts[verdict])} ${word("fitness", verdict)}<//> `)}</p>
-        ${Object.keys(counts.findings).length > 0 && html`<ul class="plain">${Object.entries(counts.findings).map(([code, n]) => html`<li key=${code}>${count(n)} × <code>${line(code, 40)}</code></li>`)}</ul>`}`}
+      ${counts && html`<div class="told"><p data-test="counts">${plural(counts.devices, "device")}: ${Object.keys(TONES).filter((v) => counts.verdicts[v]).map((verdict) => html`<${Outcome} key=${verdict} tone=${TONES[verdict]}>${count(counts.verdicts[verdict])} ${word("fitness", verdict)}<//> `)}</p>
+        ${Object.keys(counts.findings).length > 0 && html`<ul class="plain">${Object.entries(counts.findings).map(([code, n]) => html`<li key=${code}>${count(n)} × <code>${line(code, 40)}</code></li>`)}</ul>`}</div>`}
       ${items.length > 0 ? html`<${Grid} columns=${VERDICTS} items=${items} id=${(v) => v.device} />` : html`<p class="blank">${f.nobody}</p>`}
       <${Pager} next=${next} cursor=${after} onCursor=${(at) => setQuery({ after: at })} />`}<//>`}</section>`;
 }

@@ -19,7 +19,7 @@ const AWAY = 600_000; // a device that returns within this came back
 const MOST = 6; // values of a share that have a line
 
 const o = s.overview;
-const NOTABLE = new Set(["online", "offline", "catalog", "photo", "pending", "contested"]);
+const NOTABLE = new Set(["online", "offline", "catalog", "photo", "firmware", "pending", "contested"]);
 const notable = (event) => NOTABLE.has(event.type) || event.type.startsWith("job.");
 
 export function Overview({ can, self, needs }) {

@@ -11,7 +11,7 @@ import { line, Said } from "../untrusted.js";
 const EVERY = 5_000; // a delivery and its failure come without an event
 
 // TYPES are the kinds of events that are kept, and so can be delivered later.
-const TYPES = ["online", "offline", "catalog", "notifications", "photo", "pending", "contested", "task", "job.started", "job.stage", "job.paused", "job.halted", "job.resumed", "job.done", "job.cancelled", "webhook.disabled"];
+const TYPES = ["online", "offline", "catalog", "notifications", "photo", "firmware", "pending", "contested", "task", "job.started", "job.stage", "job.paused", "job.halted", "job.resumed", "job.done", "job.cancelled", "webhook.disabled"];
 
 const c = s.webhooks.columns;
 
