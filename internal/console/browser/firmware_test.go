@@ -3,8 +3,12 @@ package browser
 import (
 	"encoding/base64"
 	"fmt"
+	"net/http"
+	"strings"
 	"testing"
 
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 	"fleetd/simulator/firmware"
 )
 
@@ -63,4 +67,33 @@ func TestFirmwarePage(t *testing.T) {
 	p.click("Delete")
 	p.run("[...document.querySelectorAll('dialog button')].find((b) => b.innerText === 'Delete').click()")
 	p.shows("There are no images yet.")
+}
+
+// A device that came with another image is there at once, with what it ran before.
+func TestFirmwareChanges(t *testing.T) {
+	b := start(t)
+	n := fleet(t, 1)
+	p := b.open(t, n, n.Token(t), "/console/firmware")
+	p.shows("No device has come with another image in the last day.")
+	const stranger = "02:00:00:00:00:99"
+	for version, elf := range map[int]string{4: strings.Repeat("a", 64), 5: strings.Repeat("b", 64)} {
+		body := fmt.Sprintf(`{"flash_size":16777216,"application":{"name":"xiaozhi","version":"2.%d.0","elf_sha256":%q},"board":{"name":"lichuang-dev"}}`, version, elf)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Device-Id", stranger)
+		r.Header.Set("Client-Id", "client")
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()                                // it is not read
+		n.Await(t, "the check is written", wait, func() bool { // two that are written at once are one
+			ran, err := apiclient.Get[api.DeviceFirmware](t.Context(), n.Client, nil, "devices", stranger, "firmware")
+			return err == nil && ran.ELF == elf
+		})
+	}
+	p.await("/2[.][45][.]0\\s+2[.][45][.]0/.test(document.querySelector('[data-test=changes] tbody')?.innerText)")
+	p.shows("not by fleetd")
 }

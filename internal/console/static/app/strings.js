@@ -90,6 +90,7 @@ export const codes = {
     jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add and delete firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
+  imageCause: { foreign: "not by fleetd" },
   fitness: { fit: "could get it", already: "run it", waits: "must wait", blocked: "cannot get it" },
   verdict: { passed: "passes", decided: "decides", not_reached: "not reached" },
   // What a step of an explanation does here.
@@ -400,7 +401,8 @@ export const s = {
   firmware: {
     lead: "Images that fleetd keeps, and what they would do to the devices. Nothing on this page changes a device.",
     images: "Images", empty: "There are no images yet. Add an application image, a merged binary or the zip of a release.",
-    columns: { release: "Release", boards: "Boards", chip: "Chip", devices: "Devices that run it", findings: "Findings", added: "Added", note: "Note", change: "Actions", device: "Device", verdict: "Verdict", board: "Board", runs: "Runs" },
+    columns: { release: "Release", boards: "Boards", chip: "Chip", devices: "Devices that run it", findings: "Findings", added: "Added", note: "Note", change: "Actions", device: "Device", verdict: "Verdict", board: "Board", runs: "Runs", from: "From", to: "To", cause: "Cause", at: "Seen" },
+    changes: "Changes of the last day", noChanges: "No device has come with another image in the last day.",
     check: "Check", remove: "Delete", removeAsk: (name) => `Delete ${name} from the fleet's images?`,
     removeUsed: (name, devices) => `Delete ${name}? ${devices} run it, and lose their way back to it.`,
     add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",

@@ -1,12 +1,13 @@
 // Which images are there, who runs what, and who could get an image? Nothing on this page changes a device.
 import { html, useState } from "../html.js";
-import { get, path, query as encode, request } from "../api.js";
-import { useData } from "../data.js";
+import { get, now, path, query as encode, request } from "../api.js";
+import { useData, useEvents } from "../data.js";
 import { count, plural } from "../format.js";
 import { Link, go, setQuery, to } from "../route.js";
 import { s, word } from "../strings.js";
 import { Ask, Command, Grid, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
+import { recent } from "./events.js";
 import { Shares } from "./overview.js";
 
 const f = s.firmware, c = f.columns;
@@ -27,6 +28,7 @@ export function Firmware({ query, can }) {
     ${can("firmware") && html`<${Upload} onAdded=${list.reload} />`}
     <${Check} query=${query} />
     ${can("devices:read") && html`<${Running} />`}
+    ${can("events:read") && html`<${Changes} />`}
     <${Command} cli=${["firmware", "list"]} url="/v1/firmware" />`;
 }
 
@@ -104,3 +106,16 @@ function Running() {
   const fleet = useData((signal) => get("/v1/fleet", signal), [], { every: 60_000 });
   return html`<div data-test="running"><${Loaded} from=${fleet}>${({ firmware, total }) => html`<${Shares} title=${f.running} counts=${firmware} total=${total} facet="firmware" more=${to(["devices"])} none=${f.nothing} />`}<//></div>`;
 }
+
+const DAY = 86_400_000, MOST = 50;
+
+// Changes are the devices that came with another image in the last day, the newest first.
+function Changes() {
+  const list = useData(async (signal) => (await recent({ type: "firmware", since: new Date(now() - DAY).toISOString() }, MOST, signal)).map((e) => e.data).reverse(), []);
+  useEvents((message) => message.events?.some((e) => e.type === "firmware") && list.soon());
+  return html`<section class="panel" data-test="changes"><header><h2>${f.changes}</h2></header><${Loaded} from=${list}>${(events) => (events.length ? html`<${Grid} columns=${CHANGES} items=${events} id=${(e) => e.device + e.time} />` : html`<p class="told">${f.noChanges}</p>`)}<//></section>`;
+}
+
+const CHANGES = [
+  { name: c.device, text: (e) => e.device, cell: (e) => html`<${Link} href=${to(["devices", e.device, "timeline"])}>${line(e.device, 40)}<//>`, keep: true, bare: true }, { name: c.from, text: (e) => e.from.version, keep: true }, { name: c.to, text: (e) => e.to.version, keep: true },
+  { name: c.board, text: (e) => e.board }, { name: c.cause, text: (e) => word("imageCause", e.cause) }, { name: c.at, text: (e) => e.time, cell: (e) => html`<${Time} at=${e.time} />`, keep: true }];
