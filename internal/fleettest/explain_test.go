@@ -48,6 +48,14 @@ var explainFaults = []explainFault{
 	{fault: "udp-reorder", args: []string{"--talk"}, want: []string{"well"}},
 	{fault: "nat", args: []string{"--talk"}, want: []string{"well", "udp_silent"}},
 	{fault: "hostile-text", want: []string{"well"}},
+	// Faults of images show once a device has been upgraded.
+	{fault: "crash-boot", want: []string{"well"}},
+	{fault: "crash-later", want: []string{"well"}},
+	{fault: "reject-image", want: []string{"well"}},
+	{fault: "cut-download", want: []string{"well"}},
+	{fault: "wrong-board", want: []string{"well"}},
+	{fault: "foreign-server", want: []string{"well"}},
+	{fault: "power-cut", want: []string{"well"}},
 }
 
 // seenBy and askedAt are the numbers of two nodes, for the row of a table.
