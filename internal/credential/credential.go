@@ -145,18 +145,26 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 	return device, photo, m.verify("snapshot", proof, device, photo, now)
 }
 
-// ConsoleCode returns a new one-time code of the console, valid until expires (whole seconds): 26 random
-// characters, and a signature by which wrong codes are refused without reading the database.
-func (m *Mint) ConsoleCode(expires time.Time) string {
-	text := rand.Text()
-	return text + "." + m.expiring("console", "", text, expires)
+// Code returns a new one-time code, valid until expires (whole seconds): 26 random characters, and a signature by which wrong
+// codes are refused without reading the database.
+func (m *Mint) Code(purpose string, expires time.Time) string {
+	return m.signedCode(purpose, rand.Text(), expires)
 }
 
-// VerifyConsoleCode returns ErrInvalid or ErrExpired unless code is a ConsoleCode. The caller must ensure that
-// it is used once.
-func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
+// Successor returns the code that follows another one. It is the same on every node while the fleet's secret is.
+func (m *Mint) Successor(purpose, code string, expires time.Time) string {
+	text := tokenOf(sum(m.ring.Load().last(), "successor", purpose, code))
+	return m.signedCode(purpose, string(text[:]), expires)
+}
+
+func (m *Mint) signedCode(purpose, text string, expires time.Time) string {
+	return text + "." + m.expiring(purpose, "", text, expires)
+}
+
+// VerifyCode returns ErrInvalid or ErrExpired unless code is one of this purpose. The caller must ensure that it is used once.
+func (m *Mint) VerifyCode(purpose, code string, now time.Time) error {
 	text, proof, _ := strings.Cut(code, ".")
-	return m.verify("console", proof, "", text, now)
+	return m.verify(purpose, proof, "", text, now)
 }
 
 // HopSignature signs a request from one node to another, which trusts the caller in it.
@@ -217,20 +225,63 @@ func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
 	return nil, ErrInvalid
 }
 
-// cursorPurpose separates cursors from other sealed values.
-const cursorPurpose = "cursor"
+// Purposes of tickets.
+const (
+	cursorTicket = "cursor"
+	accessTicket = "access"
+	clientTicket = "client"
+)
 
 // Cursor seals a place in a list: who reads the list learns nothing of its other rows from the cursor, and cannot
 // alter it. list names the list with its filters and its order; [Mint.Place] opens the cursor under the same name
 // alone. The result is base64url without padding.
 func (m *Mint) Cursor(list, place string, now time.Time) string {
-	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), cursorPurpose).Seal(nil, nil, []byte(place), []byte(list)))
+	return m.ticket(cursorTicket, list, place, now)
 }
 
 // Place opens the result of [Mint.Cursor] of any node. Cursors of the previous secret are valid during its grace.
 // ErrInvalid means another list, another secret, or a modified cursor.
 func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
-	box, err := base64.RawURLEncoding.DecodeString(cursor)
+	return m.openTicket(cursorTicket, list, cursor, now)
+}
+
+// AccessToken seals a grant's id, the resource that the token opens, and its end (whole seconds).
+func (m *Mint) AccessToken(grant, resource string, expires, now time.Time) string {
+	return m.ticket(accessTicket, "", strconv.FormatInt(expires.Unix(), 10)+" "+grant+" "+resource, now)
+}
+
+// OpenAccessToken opens the result of [Mint.AccessToken]. ErrExpired means that the token was valid once.
+func (m *Mint) OpenAccessToken(token string, now time.Time) (grant, resource string, err error) {
+	text, err := m.openTicket(accessTicket, "", token, now)
+	if err != nil {
+		return "", "", err
+	}
+	end, rest, _ := strings.Cut(text, " ")
+	grant, resource, _ = strings.Cut(rest, " ")
+	if seconds, err := strconv.ParseInt(end, 10, 64); err != nil || now.Unix() >= seconds {
+		return grant, resource, ErrExpired
+	}
+	return grant, resource, nil
+}
+
+// ClientID seals the metadata of a registered application: nothing of it is stored.
+func (m *Mint) ClientID(metadata string, now time.Time) string {
+	return m.ticket(clientTicket, "", metadata, now)
+}
+
+// OpenClientID opens the result of [Mint.ClientID], or returns ErrInvalid.
+func (m *Mint) OpenClientID(id string, now time.Time) (metadata string, err error) {
+	return m.openTicket(clientTicket, "", id, now)
+}
+
+// ticket seals a text for a purpose, under a name. The result is base64url without padding.
+func (m *Mint) ticket(purpose, name, text string, now time.Time) string {
+	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), purpose).Seal(nil, nil, []byte(text), []byte(name)))
+}
+
+// openTicket opens the result of ticket of any node. Those of the previous secret are valid during its grace.
+func (m *Mint) openTicket(purpose, name, ticket string, now time.Time) (string, error) {
+	box, err := base64.RawURLEncoding.DecodeString(ticket)
 	if err != nil {
 		return "", ErrInvalid
 	}
@@ -238,8 +289,8 @@ func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
 		if secret == nil {
 			continue
 		}
-		if place, err := boxOf(secret, cursorPurpose).Open(nil, nil, box, []byte(list)); err == nil {
-			return string(place), nil
+		if text, err := boxOf(secret, purpose).Open(nil, nil, box, []byte(name)); err == nil {
+			return string(text), nil
 		}
 	}
 	return "", ErrInvalid

@@ -21,7 +21,8 @@ import (
 
 // requestInfo is the caller of a request or session, and the server that it addresses.
 type requestInfo struct {
-	caller *access.Caller
+	caller  *access.Caller
+	granted bool // with an access token of OAuth
 	from   string
 	device devices.ID // empty: the whole fleet
 
@@ -82,7 +83,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	switch status {
 	case http.StatusUnauthorized:
 		h.Set("Connection", "close") // leaves the connection to clients that authenticate
-		h.Set("WWW-Authenticate", `Bearer resource_metadata="`+base(r)+PathMetadata+r.URL.Path+`"`)
+		h.Set("WWW-Authenticate", s.challenge(r))
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		h.Set("Retry-After", "1")
 	}
@@ -133,15 +134,16 @@ func isLocalName(host string) bool { return strings.EqualFold(host, "localhost")
 
 // identify authenticates a request and finds the server that it addresses.
 func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
-	who, err := s.opt.Auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now())
+	who, granted, err := s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
-		if r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
+		genuine := granted && !errors.Is(err, access.ErrToken) // it was valid once, or is valid elsewhere
+		if r.Header.Get("Authorization") != "" && !genuine && s.opt.Failures.FailedRequest(r) {
 			return nil, refuse(refusedGuesses, devices.CodeRateLimited, "too many wrong tokens from this address; try again later with a valid one")
 		}
 		return nil, refuse(refusedToken, devices.CodeUnauthorized, unauthorized(err))
 	}
-	v := &requestInfo{caller: who, from: s.opt.Failures.Client(r)}
+	v := &requestInfo{caller: who, granted: granted, from: s.opt.Failures.Client(r)}
 	if s.opt.Draining() {
 		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; send the request to another node")
 	}
@@ -169,7 +171,7 @@ func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 
 func unauthorized(err error) string {
 	switch {
-	case errors.Is(err, access.ErrExpired), errors.Is(err, access.ErrRevoked):
+	case errors.Is(err, access.ErrExpired), errors.Is(err, access.ErrRevoked), errors.Is(err, access.ErrResource):
 		return err.Error()
 	}
 	return "give an API key as `Authorization: Bearer ...`; `fleetd keys create` makes one"
@@ -183,8 +185,30 @@ func base(r *http.Request) string {
 	return "http://" + r.Host
 }
 
-// metadata implements RFC 9728: the protected resource, and how to send a key. Operators
-// create the keys; there is no authorization server.
+// origin returns the address of this server for a client. It is the configured one if there is: what is derived from a request
+// could be forged, and hosts compare it.
+func (s *Server) origin(r *http.Request) string {
+	if s.opt.Issuer != "" {
+		return s.opt.Issuer
+	}
+	return base(r)
+}
+
+// challenge is the WWW-Authenticate of a refusal (RFC 6750, 3; RFC 9728, 5.1). The error is for a host that sent a token, and has to
+// get another one.
+func (s *Server) challenge(r *http.Request) string {
+	text := `Bearer resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
+	if s.opt.Issuer != "" {
+		text += `, scope="` + string(access.ScopeRead) + " " + string(access.ScopeCall) + `"`
+	}
+	if r.Header.Get("Authorization") != "" {
+		text += `, error="invalid_token"`
+	}
+	return text
+}
+
+// metadata implements RFC 9728: the protected resource, how to send a token, and the authorization server if there is one.
+// Without one, operators create keys.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 	resource := strings.TrimPrefix(r.URL.Path, PathMetadata)
 	if resource == "" {
@@ -194,12 +218,18 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return
 	}
+	var servers []string
+	scopes := access.AllScopes()
+	if s.opt.Issuer != "" {
+		servers, scopes = []string{s.opt.Issuer}, access.GrantScopes
+	}
 	body, err := json.Marshal(struct {
 		Resource string   `json:"resource"`
 		Name     string   `json:"resource_name"`
+		Servers  []string `json:"authorization_servers,omitempty"`
 		Methods  []string `json:"bearer_methods_supported"`
 		Scopes   []string `json:"scopes_supported"`
-	}{base(r) + resource, "fleetd", []string{"header"}, access.AllScopes().Names()})
+	}{s.origin(r) + resource, "fleetd", servers, []string{"header"}, scopes.Names()})
 	if err != nil { // cannot fail for strings
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -125,6 +125,9 @@ func (n *node) startAPI() error {
 		n.apiNet = connlimit.LimitHandshakes(n.api, n.apiNet)
 	}
 	n.serve("api-listen", n.api, n.apiNet)
+	if err := n.startMCPListener(api); err != nil {
+		return err
+	}
 	n.onStop(n.mcp.Close) // before the listener waits for its streams
 	return nil
 }

@@ -34,6 +34,7 @@ var importRules = []rule{
 	{pkg: "internal/timescale", why: "it scales intervals and depends on nothing that has them"},
 	{pkg: "internal/durable", why: "it writes files, whatever is in them"},
 	{pkg: "internal/credential", why: "tokens are minted and verified from bytes; who owns them is decided elsewhere"},
+	{pkg: "internal/egress", why: "it judges addresses, whoever connects"},
 	{pkg: "internal/cleantext", why: "it cleans text, whoever shows it"},
 	{pkg: "internal/timespan", why: "it reads durations, whatever they are for"},
 	{pkg: "internal/selector", may: []string{"internal/timespan"}, why: "one grammar selects devices everywhere, so it depends on nothing that has them"},
