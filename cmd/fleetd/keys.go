@@ -168,6 +168,9 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 		rows = append(rows, []string{"Application", host}, []string{"Calls itself", cmp.Or(g.Name, "nothing")}, []string{"Opens", g.Resource},
 			[]string{"Used", strings.TrimSpace(timeText(g.Used.Time, a.now()) + " " + g.Address)})
 	}
+	if k.CreatedBy != "" {
+		rows = append(rows, []string{"By", k.CreatedBy})
+	}
 	if !k.Revoked.IsZero() {
 		rows = append(rows, []string{"Revoked", timeText(k.Revoked.Time, a.now())})
 	}

@@ -124,14 +124,14 @@ func TestRenamedCommands(t *testing.T) {
 func TestKeysShow(t *testing.T) {
 	f := newAPI(t, map[string]string{
 		"GET /v1/self": `{"name":"admin token","key":"admin","scopes":["admin"],"devices":{},"tools":[],"expires":null,"admin":true}`,
-		"GET /v1/keys?limit=1000": `{"items":[{"id":"aaaaaaaa","name":"lab","scopes":["tools:call"],"devices":"room=lab","tools":[],"state":"revoked","created":"2026-08-01T10:00:00Z","expires":null,"revoked":"2026-08-01T11:00:00Z"},
+		"GET /v1/keys?limit=1000": `{"items":[{"id":"aaaaaaaa","name":"lab","scopes":["tools:call"],"devices":"room=lab","tools":[],"state":"revoked","created":"2026-08-01T10:00:00Z","created_by":"ops","expires":null,"revoked":"2026-08-01T11:00:00Z"},
 			{"id":"bbbbbbbb","name":"lab","scopes":["tools:call"],"devices":{"room":"lab","floor":"1"},"tools":["*get_*"],"state":"valid","created":"2026-08-01T11:00:00Z","expires":"2027-01-01T00:00:00Z"}],"next_cursor":""}`,
 	})
 	f.run("keys", "show").is(t, exitOK, "Key      admin\nName     admin token\nScopes   admin\nDevices  all\nTools    all\nExpires  never\n", "")
 	f.run("keys", "show", "lab").is(t, exitOK, "Key      bbbbbbbb\nName     lab\nState    valid\nScopes   tools:call\nDevices  floor=1,room=lab\nTools    *get_*\n"+
 		"Created  2026-08-01T11:00:00Z (60m ago)\nExpires  2027-01-01T00:00:00Z\n", "")
 	f.run("keys", "show", "aaaaaaaa").is(t, exitOK, "Key      aaaaaaaa\nName     lab\nState    revoked\nScopes   tools:call\nDevices  room=lab\nTools    all\n"+
-		"Created  2026-08-01T10:00:00Z (2h ago)\nExpires  never\nRevoked  2026-08-01T11:00:00Z (60m ago)\n", "")
+		"Created  2026-08-01T10:00:00Z (2h ago)\nExpires  never\nBy       ops\nRevoked  2026-08-01T11:00:00Z (60m ago)\n", "")
 	f.run("keys", "show", "nobody").is(t, exitRefused, "", "fleetd: no API key has the id or name \"nobody\"; `fleetd keys` lists them\n")
 }
 

@@ -250,6 +250,8 @@ type Key struct {
 	Revoked Time      `json:"revoked" doc:"It is null if the key was not revoked."`
 	Parent  string    `json:"parent,omitempty" doc:"A key of the console, or a grant, acts in the name of the key with this id, and ends with it; admin is the admin token."`
 	Grant   *Grant    `json:"grant,omitempty" doc:"It is there if the key is a grant: what a person allowed an application to do over MCP."`
+	// CreatedBy is a name, because the key of the creator may have ended.
+	CreatedBy string `json:"created_by,omitempty" doc:"This is the name of the key that created it. Keys of earlier versions do not have it."`
 }
 
 // Grant is what is known of the application that has a grant.

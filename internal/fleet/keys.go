@@ -84,6 +84,7 @@ func (s *Service) createKey(ctx context.Context, principal access.Principal, par
 	if err != nil {
 		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
+	k.By = principal.Caller.Name
 	return k, token, s.registry.SaveKey(ctx, principal.Key(), k)
 }
 

@@ -23,8 +23,8 @@ import (
 type requestInfo struct {
 	caller  *access.Caller
 	granted bool // with an access token of OAuth
-	from   string
-	device devices.ID // empty: the whole fleet
+	from    string
+	device  devices.ID // empty: the whole fleet
 
 	request *request                // the HTTP request that carries it
 	slot    *sessionSlot            // for the session that the request may open

@@ -150,4 +150,3 @@ func TestToolScopes(t *testing.T) {
 		}
 	}
 }
-

@@ -116,7 +116,7 @@ func TestConsoleLogin(t *testing.T) {
 	token := f.key(t, "lab", "devices:read tools:call", "", "*get_device_status", "*set_volume")
 	parent, _ := f.service.Keys().Find("lab", time.Now())
 	k, code := f.login(t, token)
-	if k.Parent != parent.ID || k.State != "valid" || time.Until(k.Expires.Time) > 12*time.Hour || !strings.HasPrefix(k.Name, "console ") {
+	if parent.By != "admin token" || k.CreatedBy != "lab" || k.Parent != parent.ID || k.State != "valid" || time.Until(k.Expires.Time) > 12*time.Hour || !strings.HasPrefix(k.Name, "console ") {
 		t.Errorf("%+v", k)
 	}
 	// security: K19

@@ -1,6 +1,7 @@
 package restapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 
 func (s *Server) newAPIKey(k access.Key, now time.Time) api.Key {
 	out := api.Key{ID: k.ID, Name: k.Name, Scopes: k.Scopes.Names(), Devices: selectionOf(k.Devices), Tools: append([]string{}, k.Tools...), State: "valid",
-		Created: api.At(k.Created), Expires: api.At(k.Expires), Revoked: api.At(k.Revoked), Parent: k.Parent.Key}
+		Created: api.At(k.Created), Expires: api.At(k.Expires), Revoked: api.At(k.Revoked), Parent: k.Parent.Key, CreatedBy: cmp.Or(k.By, k.Parent.Name)}
 	if g := k.Grant; g != nil {
 		out.Grant = &api.Grant{Host: g.Host, Name: g.Name, Registered: g.Registered, Resource: g.Resource}
 	}

@@ -158,7 +158,7 @@ func TestResults(t *testing.T) {
 	p.shows("not known whether the device acted")
 	p.click("Why?")
 	p.await("location.pathname.startsWith('/console/calls/')")
-	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('answered_late')")
+	p.await("document.querySelector('[data-test=explain]')?.textContent.includes('answered_late')")
 
 	tool(first, "self.test.sleep", "30000")
 	p.click("Stop waiting")

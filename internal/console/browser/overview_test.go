@@ -75,7 +75,7 @@ func TestAttention(t *testing.T) {
 	p.click("Continue")
 	p.await("location.pathname.endsWith('/jobs/" + held + "')")
 	p.await("/Stage\\s+1 \\/ 2/.test(document.querySelector('main').innerText)")
-	p.click("Next stage")
+	p.click("Open stage 2")
 	p.await("[...document.querySelectorAll('nav.main li')].some((e) => /Jobs\\s+1\\b/.test(e.innerText))")
 
 	made, err := n.CreateKey(t.Context(), api.NewKey{Name: "phone", Scopes: []string{"devices:read"}, Devices: api.Selection{Text: "device=" + first}})

@@ -131,5 +131,5 @@ func TestKeyboardSkips(t *testing.T) {
 	p.tab("why?")
 	p.press("\r")
 	p.await("location.pathname.startsWith('/console/calls/')")
-	p.await("document.querySelector('[data-test=explain] code')?.innerText === 'device_error'")
+	p.await("document.querySelector('[data-test=explain] code')?.textContent === 'device_error'")
 }

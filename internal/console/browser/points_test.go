@@ -40,9 +40,9 @@ var points = []struct{ what, tests, missing string }{
 	{"A confirmation shows what it is for, ends, and acts once", "TestConfirmation TestCallFromAForm TestCancelDialog", ""},
 	{"Admission by code, and refusal of a copy", "TestAdmission TestAdmissionElsewhere TestCopyIsRefused", ""},
 	{"What changed in the tools of a device", "TestToolHistory TestManyVersions", ""},
-	{"Keys, policy, audit", "TestKeysAndPolicy TestAuditExport TestPolicyExample", ""},
+	{"Keys, policy, audit", "TestKeysAndPolicy TestAuditExport TestPolicyTable TestKeysAndAuditInWords", ""},
 	{"Why a device is not well is two clicks from the table", "TestWhy TestWhyOnAPhone TestCauses", ""},
-	{"Plots, and their tables", "TestPlots TestStartsInPlots TestPlotAndMetrics", ""},
+	{"Plots, and their tables", "TestPlots TestStartsInPlots TestPlotAndMetrics TestPlotsFollowTheScheme", ""},
 	{"Every address opens its page", "TestAddresses TestPagesForPeople", ""},
 	{"The keyboard alone is enough", "TestKeyboard TestKeyboardSkips TestWhyOnAPhone TestConfirmation", ""},
 	{"Names and roles for screen readers; quiet live regions", "TestScreenReader TestPagesForPeople TestLargeFleet", ""},
@@ -59,7 +59,7 @@ func TestPoints(t *testing.T) {
 	if len(points) != 36 {
 		t.Errorf("%d points", len(points))
 	}
-	others := []string{"TestPoints", "TestBench", "TestPicture", "TestJob", "TestWebhooksPage", "TestTracePage", "TestAttention", "TestAttentionUnknown", "TestHappenings", "TestSearch", "TestChosenDevices", "TestControls"} // of this table, of make bench, of the README, and of pages that came later
+	others := []string{"TestPoints", "TestBench", "TestPicture", "TestJob", "TestWebhooksPage", "TestTracePage", "TestAttention", "TestAttentionUnknown", "TestHappenings", "TestSearch", "TestChosenDevices", "TestControls", "TestTimeline", "TestDeviceInWords", "TestJobsSayWhatTheyNeed", "TestThreeTaps"} // of this table, of make bench, of the README, and of pages that came later
 	used := map[string]bool{}
 	for i, point := range points {
 		if point.tests == "" {

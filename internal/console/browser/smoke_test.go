@@ -39,7 +39,7 @@ func TestHostileText(t *testing.T) {
 		"devices":                              "<img src=x onerror=window.hostile=1>",
 		"devices/" + first:                     "<img src=x onerror=window.hostile=1>",
 		"devices/" + first + "/tools":          "</script><script>window.hostile=1</script>",
-		"devices/" + first + "/timeline":       "connected",
+		"devices/" + first + "/timeline":       "Connected",
 		"devices/" + first + "/catalog":        "one version",
 		"devices?board=%3Cimg+src%3Dx+onerror": "No device matches",
 	} {
@@ -271,7 +271,7 @@ func TestWhyOnAPhone(t *testing.T) {
 	p.await("location.search.includes('reason=gone') && document.querySelectorAll('tbody tr').length === 1")
 	p.tab(gone)
 	p.press("\r")
-	p.await("document.querySelector('[data-test=explain] code')?.innerText === 'gone'")
+	p.await("document.querySelector('[data-test=explain] code')?.textContent === 'gone'")
 	if width := p.number("document.documentElement.scrollWidth"); width > 360 {
 		t.Errorf("the page is %d wide", width)
 	}

@@ -30,13 +30,13 @@ func TestWhy(t *testing.T) {
 	p.expect(404)
 	p.shows(first)
 	p.click(first)
-	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('mcp_silent')")
+	p.await("document.querySelector('[data-test=explain]')?.textContent.includes('mcp_silent')")
 	p.shows("does not answer MCP: initialize: no answer within 10 s.")
 	if text := p.text(); strings.Contains(text, "context deadline") || strings.Contains(text, "This did not work") {
 		t.Errorf("the page shows %s", text)
 	}
 	p.visit("/console/devices/" + first + "/timeline")
-	p.shows("mcp.failed · unresponsive")
+	p.shows("Tools could not be read: no answer, initialize: no answer within 10 s")
 
 	_, err := n.Call(t.Context(), late, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: time.Second})
 	var problem *apiclient.Problem
@@ -48,7 +48,7 @@ func TestWhy(t *testing.T) {
 		return err == nil && why.Cause == "answered_late"
 	})
 	p.visit("/console/calls/" + problem.Call)
-	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('answered_late')")
+	p.await("document.querySelector('[data-test=explain]')?.textContent.includes('answered_late')")
 	p.shows("holds the device")
 	p.shows("answer after the caller had left")
 }
@@ -128,14 +128,14 @@ func TestCauses(t *testing.T) {
 			p.visit("/console/devices?q=" + ids[cause])
 		}
 		p.click(ids[cause])
-		p.await(fmt.Sprintf("document.querySelector('[data-test=explain] code')?.innerText === %q", cause))
+		p.await(fmt.Sprintf("document.querySelector('[data-test=explain] code')?.textContent === %q", cause))
 	}
 
 	// All causes, as the API would answer.
 	info := make(chan explain.Info, 1)
 	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/explain") || strings.Contains(r.URL.Path, "policy") {
-			return r.URL.Path == "/v1/calls/some" && respond(t, w, http.StatusOK, api.RecordedCall{Call: "some", Device: ids["gone"], Steps: []api.CallStep{}, Missing: []string{}})
+			return r.URL.Path == "/v1/calls/some" && respond(t, w, http.StatusOK, api.RecordedCall{Call: "some", Device: ids["gone"], Tool: volume, Key: "admin", Steps: []api.CallStep{}, Missing: []string{}})
 		}
 		i := <-info
 		info <- i
@@ -152,11 +152,23 @@ func TestCauses(t *testing.T) {
 			path = "/console/calls/some"
 		}
 		p.visit(path)
-		p.await(fmt.Sprintf("document.querySelector('[data-test=explain] code')?.innerText === %q", c.Cause))
-		for _, text := range append([]string{c.Meaning, "node-lost"}, c.Next...) {
+		p.await(fmt.Sprintf("document.querySelector('[data-test=explain] code')?.textContent === %q", c.Cause))
+		texts := []string{c.Meaning, "node-lost"}
+		for _, text := range c.Next {
+			if !strings.HasPrefix(text, "fleetd ") && text != "Restart it." && !strings.HasPrefix(text, "Is /readyz") {
+				texts = append(texts, text)
+			}
+		}
+		for _, text := range texts {
 			if p.eval(fmt.Sprintf("document.querySelector('[data-test=explain]').innerText.includes(%q)", text)) != true {
 				t.Errorf("%s: %q is not shown", c.Cause, text)
 			}
+		}
+		// What the console can do is a button or a link, and nothing is a command to copy.
+		steps := fmt.Sprint(p.eval("[...document.querySelectorAll('[data-test=explain] .next li')].map((e) => e.innerText).join()"))
+		commands := len(c.Next) + 2 - len(texts)
+		if acts := p.number("document.querySelectorAll('[data-test=explain] .next :is(a, button)').length"); strings.Contains(","+steps, ",fleetd ") || acts < commands {
+			t.Errorf("%s: %d of %d steps can be taken: %s", c.Cause, acts, commands, steps)
 		}
 	}
 }

@@ -1,9 +1,9 @@
 // Hooks: data that a page loads, keeps while it is away, and loads again; the live stream; the clock.
 import { useEffect, useReducer, useRef, useState } from "./html.js";
-import { get, query } from "./api.js";
+import { ACTED, get, query } from "./api.js";
 import * as stream from "./stream.js";
 
-const REFETCH = 2_000; // at most once in this time after changes
+export const REFETCH = 2_000; // at most once in this time after changes
 export const KEY_CHANGED = "fleetd.key"; // an event of the window
 const STORED = 2_000; // after this a change is in the database
 export const COUNTED = 11_000; // after this no counts from before a change are reused
@@ -124,10 +124,10 @@ export function useFeed(list, keep, deps = []) {
 }
 
 // useNames looks the names of devices up, once those that are wanted stay the same for a moment.
-export function useNames(ids) {
+export function useNames(ids, moment = SLOW) {
   const names = useRef(new Map()).current;
   const [, redraw] = useReducer((n) => n + 1, 0);
-  const missing = ids.filter((id) => !names.has(id)).slice(0, 100);
+  const missing = [...new Set(ids)].filter((id) => !names.has(id)).slice(0, 100);
   useEffect(() => {
     if (!missing.length) return undefined;
     const ended = new AbortController();
@@ -135,7 +135,7 @@ export function useNames(ids) {
       for (const id of missing) names.set(id, "");
       for (const d of items) names.set(d.id, d.name);
       redraw();
-    }, () => {}), SLOW); // the ids are shown instead
+    }, () => {}), moment); // the ids are shown instead
     return () => { clearTimeout(timer); ended.abort(); };
   }, [missing.join()]);
   return (id) => names.get(id) || id;
@@ -146,6 +146,17 @@ export function useEvents(each) {
   const latest = useRef(each);
   latest.current = each;
   useEffect(() => stream.subscribe((message) => latest.current(message)), []);
+}
+
+// useActed calls each when a request of this tab has changed something, of which there may be no event.
+export function useActed(each) {
+  const latest = useRef(each);
+  latest.current = each;
+  useEffect(() => {
+    const acted = () => latest.current();
+    addEventListener(ACTED, acted);
+    return () => removeEventListener(ACTED, acted);
+  }, []);
 }
 
 export function useStreamState() {

@@ -49,6 +49,7 @@ export function clock(at, { date = true, ms = false } = {}) {
   return date ? `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${time}` : time;
 }
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const count = (n) => Number(n ?? 0).toLocaleString("en");
 export const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 

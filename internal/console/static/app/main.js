@@ -6,7 +6,7 @@ import { until, utc } from "./format.js";
 import { Link, go, ROOT, to, useRoute } from "./route.js";
 import { s } from "./strings.js";
 import * as stream from "./stream.js";
-import { COUNTED, KEY_CHANGED, useData, useEvents, useStreamState, useTick } from "./data.js";
+import { COUNTED, KEY_CHANGED, useActed, useData, useEvents, useStreamState, useTick } from "./data.js";
 import { Denied, Empty, Page } from "./ui.js";
 import { line } from "./untrusted.js";
 import { Overview } from "./pages/overview.js";
@@ -50,8 +50,7 @@ function choose({ segments: [page, ...rest], query }, self, needs) {
       return rest.length ? html`<${Job} key=${rest[0]} id=${rest[0]} ...${common} />` : html`<${Jobs} ...${common} />`;
     case "events": return html`<${Events} ...${common} />`;
     case "audit": return html`<${Audit} ...${common} />`;
-    case "keys": case "policy": case "explain": return html`<${Access} tab=${page === "keys" ? "" : page} ...${common} />`;
-    case "access": return html`<${Access} tab=${rest[0] || ""} ...${common} />`;
+    case "keys": case "policy": case "explain": case "access": return html`<${Access} tab=${["policy", "explain"].includes(rest[0] || page) ? "policy" : ""} ...${common} />`;
     case "nodes": return html`<${Nodes} ...${common} />`;
     case "doctor": return html`<${Doctor} ...${common} />`;
     case "webhooks": return html`<${Webhooks} ...${common} />`;
@@ -74,11 +73,7 @@ function useNeeds(self) {
     if (message.gap || message.events?.some((e) => e.type === "pending")) fleet.soon();
     if (message.gap || message.events?.some((e) => e.type.startsWith("job."))) jobs.soon();
   });
-  useEffect(() => {
-    const acted = () => { fleet.soon(); jobs.soon(); };
-    addEventListener(api.ACTED, acted);
-    return () => removeEventListener(api.ACTED, acted);
-  }, []);
+  useActed(() => { fleet.soon(); jobs.soon(); });
   return { fleet, jobs };
 }
 

@@ -1,6 +1,6 @@
 // Plots over time with uPlot, which draws on a canvas and needs neither markup nor inline styles. A plot has a caption
 // with its figures, and a table for people who do not see it.
-import { html, useEffect, useRef } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { now } from "./api.js";
 import { bytes, clock, count, milliseconds, utc } from "./format.js";
 import { s } from "./strings.js";
@@ -17,10 +17,23 @@ export function figure(value, unit) {
   return (digits ? Number(value.toFixed(digits)).toString() : count(Math.round(value))) + (unit === "1/s" ? "/s" : "");
 }
 
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+
+// useDark is whether the scheme of colours is the dark one; it draws again when that changes.
+function useDark() {
+  const [dark, set] = useState(scheme.matches);
+  useEffect(() => {
+    const look = () => set(scheme.matches);
+    scheme.addEventListener("change", look);
+    return () => scheme.removeEventListener("change", look);
+  }, []);
+  return dark;
+}
+
 // Plot shows series of one unit: [{name, points}], over times in seconds. marks are times of restarts.
 export function Plot({ title, times, series, unit, marks = [], sync = "fleetd", about }) {
   const box = useRef(null);
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = useDark();
   useEffect(() => {
     let plot, sized, left = false;
     import("../vendor/uplot.js").then(({ default: uPlot }) => { // with the first plot: no other page needs it

@@ -52,7 +52,7 @@ export function Confirmation({ problem, options, onDone }) {
   };
   return html`<${Dialog} title=${s.confirm.title} onClose=${() => finish(false)}>
     <p>${problem.rule ? s.confirm.rule(line(problem.rule)) : line(problem.detail, 400)}</p>
-    ${options.what && html`<p><strong>${line(options.what, 200)}</strong></p>`}
+    ${options.what && html`<p><strong>${line(options.what, 500)}</strong></p>`}
     <${Quoted} pre from=${s.tools.asJSON} text=${typeof options.body === "string" ? options.body : JSON.stringify(options.body, null, 2)} />
     <p class="faint">${left ? s.confirm.left(left) : s.confirm.over}</p>
     <div class="actions"><button type="button" class="primary" autofocus disabled=${!left} onClick=${() => finish(true)}>${s.confirm.yes}</button>

@@ -16,7 +16,7 @@ export function Page({ title, lead, children }) {
     if (!first) heading.current.focus();
     first = false;
   }, []);
-  return html`<header class="head"><h1 tabindex="-1" ref=${heading}><bdi>${line(title, 80)}</bdi></h1>${lead}</header>${children}`;
+  return html`<header class="head"><h1 tabindex="-1" ref=${heading}><bdi>${line(title, 300)}</bdi></h1>${lead}</header>${children}`;
 }
 
 // Problem is the API's sentence, with its code and the id of the call.
@@ -77,8 +77,20 @@ export const Facts = ({ items }) => html`<dl class="facts">${items.filter(([, va
 export const Rows = ({ columns, kind = "", children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class=${`rows ${kind}`}>
   <thead><tr>${columns.map((c) => (typeof c === "string" ? html`<th scope="col" key=${c}>${c}</th>` : c))}</tr></thead><tbody>${children}</tbody></table></div>`;
 
+// Grid is a table of items. A column is {name, text, cell}: text tells rows apart, cell is what is shown if that is not the text; keep
+// keeps a column in which all rows are alike. What is the same in all rows is said once, below them.
+export function Grid({ columns, items, id, kind }) {
+  const text = (c, x) => String(c.text(x) ?? "");
+  const alike = columns.filter((c) => !c.keep && items.every((x) => text(c, x) === text(c, items[0])) && (items.length > 1 || !text(c, items[0])));
+  const shown = columns.filter((c) => !alike.includes(c)), same = alike.filter((c) => text(c, items[0]));
+  const cell = (c, x) => (c.cell ? c.cell(x) : html`<bdi>${line(text(c, x), 300)}</bdi>`);
+  return html`<${Rows} kind=${kind} columns=${shown.map((c) => c.name)}>${items.map((x) => html`<tr key=${id(x)} data-row=${id(x)}>${shown.map((c, i) =>
+    html`<td key=${c.name} data-name=${c.bare ? null : c.name} class=${i ? c.kind : "first"}>${(c.bare || text(c, x)) && cell(c, x)}</td>`)}</tr>`)}<//>
+    ${same.length > 0 && html`<p class="told faint alike">${s.alike} ${same.map((c, i) => html`<span key=${c.name}>${i > 0 && " · "}${c.name}: ${cell(c, items[0])}</span>`)}</p>`}`;
+}
+
 // Panel has a title, and a link to more.
-export const Panel = ({ title, more, children }) => html`<section class="panel"><header><h2>${title}</h2>${more && html`<${Link} href=${more} aria-label=${`${title}: ${s.more}`}>${s.more}<//>`}</header>${children}</section>`;
+export const Panel = ({ title, more, children, ...rest }) => html`<section class="panel" ...${rest}><header><h2>${title}</h2>${more && html`<${Link} href=${more} aria-label=${`${title}: ${s.more}`}>${s.more}<//>`}</header>${children}</section>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
@@ -131,7 +143,7 @@ export function Ask({ label, question, phrase, danger, disabled, act }) {
 
 // Act is a button that acts at once and shows what went wrong beside itself. While it acts it keeps the focus, as a
 // disabled one would not.
-export function Act({ label, act, primary, disabled }) {
+export function Act({ label, name, act, primary, disabled }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const click = async () => {
@@ -146,7 +158,7 @@ export function Act({ label, act, primary, disabled }) {
       setBusy(false);
     }
   };
-  return html`<button type="button" class=${primary ? "primary" : ""} disabled=${disabled} aria-disabled=${busy ? "true" : null} onClick=${click}>${label}</button><${Problem} error=${error} />`;
+  return html`<button type="button" class=${primary ? "primary" : ""} disabled=${disabled} aria-disabled=${busy ? "true" : null} aria-label=${name} onClick=${click}>${label}</button><${Problem} error=${error} />`;
 }
 
 // Pause holds the rows of a feed back, and counts those that wait.
@@ -183,3 +195,6 @@ export const Labels = ({ labels }) => Object.entries(labels || {}).map(([name, v
 
 // LabelLink leads to the devices with the same label.
 export const LabelLink = ({ name, value, max = 60 }) => html`<${Link} class="label" href=${to(["devices"], { label: `${name}=${value}` })}>${line(`${name}=${value}`, max)}<//>`;
+
+// JobLinks lead to a new job on some devices.
+export const JobLinks = ({ ids }) => ["message", "restart", "job"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind: kind !== "job" && kind, devices: ids.join() })}>${s.devices[kind]}<//>`);

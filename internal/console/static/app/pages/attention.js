@@ -2,11 +2,12 @@
 import { html } from "../html.js";
 import { get, query as encode } from "../api.js";
 import { useData, useNames } from "../data.js";
+import { capital } from "../format.js";
 import { Link, to } from "../route.js";
 import { s, word } from "../strings.js";
 import { Panel } from "../ui.js";
 import { line } from "../untrusted.js";
-import { what } from "./jobs.js";
+import { named } from "./jobs.js";
 import { readiness } from "./nodes.js";
 
 const SOON = 15_000, LATER = 60_000; // how often parts without events are read
@@ -38,10 +39,10 @@ export function useAttention({ can, needs, stats }) {
 // lines are {bad, name, text, to, way}, the bad ones first.
 function lines({ jobs, admissions, stats, webhooks, nodes, doctor, groups, name }, can, counts) {
   const found = [];
-  const add = (bad, who, text, to_, way = a.look) => found.push({ bad, name: line(who, 60), text: line(text, 240), to: to_, way });
+  const add = (bad, who, text, to_, way = a.look) => found.push({ bad, name: line(who, 160), text: line(text, 240), to: to_, way });
   for (const j of jobs.data || []) {
     const halted = j.state === "halted", why = word("jobReason", j.reason, j);
-    add(halted, j.spec.note || what(j.spec.action), halted ? a.halted(why) : why, to(["jobs", j.id]), halted || !can("jobs") ? a.look : a.continue);
+    add(halted, named(j), halted ? a.halted(why) : why, to(["jobs", j.id]), halted || !can("jobs") ? a.look : a.continue);
   }
   for (const h of webhooks.data?.items || []) if (h.state !== "active") add(true, h.url, word("webhookReason", h.state, h), to(["webhooks"]), a.test);
   for (const [part, why] of Object.entries(nodes.data?.down || {})) add(true, a.node, a.down(part, why), can("admin") ? to(["nodes"]) : to(["stats"]));
@@ -59,7 +60,7 @@ function lines({ jobs, admissions, stats, webhooks, nodes, doctor, groups, name 
   if (fresh > 0) add(false, one ? one.name || one.id : a.devices(fresh), a.waits(fresh), door, a.approve);
   for (const f of doctor.data?.findings || []) {
     if (f.severity === "info" || f.setting === "devices") continue; // contested devices have their own lines
-    add(f.severity === "error", "", f.message[0].toUpperCase() + f.message.slice(1), to(["doctor"]), s.pages.doctor);
+    add(f.severity === "error", "", capital(f.message), to(["doctor"]), s.pages.doctor);
   }
   return found.sort((x, y) => y.bad - x.bad);
 }

@@ -2,11 +2,11 @@
 import { html, useRef, useState } from "../html.js";
 import { get, path, query as encode, request } from "../api.js";
 import { useData, useEvents, useTick } from "../data.js";
-import { bytes, clock } from "../format.js";
+import { bytes, capital, clock, count } from "../format.js";
 import { Picture } from "../picture.js";
 import { Link, to } from "../route.js";
 import { s, word } from "../strings.js";
-import { Command, Denied, Facts, Labels, Loaded, Page, Problem, readLabels, standing, State, Time } from "../ui.js";
+import { Command, Denied, Facts, JobLinks, Labels, Loaded, Page, Panel, Problem, readLabels, standing, State, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 import { Controls } from "./controls.js";
 import { Tools } from "./tools.js";
@@ -15,7 +15,7 @@ import { Trace } from "./trace.js";
 import { Catalogs } from "./catalog.js";
 import { Queue, DeviceAccess } from "./deviceaccess.js";
 import { Explanation } from "./call.js";
-import { Waiting } from "./waiting.js";
+import { Clients, isClaimed } from "./waiting.js";
 
 const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["trace", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
 
@@ -29,9 +29,9 @@ export function Device({ id, tab, query, self, can }) {
   const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
     <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
   return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
-      <span class="faint">${line(standing(device.data), 100)}</span>${!tab && can("jobs") && html`<span class="right">${["message", "restart"].map((kind) => html`<${Link} key=${kind} class="button" href=${to(["jobs", "new"], { kind, devices: id })}>${s.devices[kind]}<//>`)}</span>`}`} />
+      <span class="faint">${line(standing(device.data), 100)}</span>${!tab && can("jobs") && html`<span class="right"><${JobLinks} ids=${[id]} /></span>`}`} />
     ${tabs}
-    ${device.error?.status === 404 && can("events:read") && html`<${Explanation} url=${path("v1", "devices", id, "explain")} title=${s.device.explain} />`}
+    ${device.error?.status === 404 && can("events:read") && html`<${Why} device=${{ id }} reload=${device.reload} can=${can} />`}
     ${scope && !can(scope) ? html`<${Denied} scope=${scope} />` : html`<${Loaded} from=${device}>${(d) => {
       const common = { device: d, reload: device.reload, query, self, can };
       switch (tab) {
@@ -46,36 +46,44 @@ export function Device({ id, tab, query, self, can }) {
     }}<//>`}`;
 }
 
-function FactsPage({ device: d, reload, self, can }) {
+function FactsPage({ device: d, reload, query, self, can }) {
   const f = s.device.facts;
   return html`
     ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
-    ${d.pending.map((w) => html`<p class="notice warn" key=${w.client}><${Waiting} device=${d} ...${w} can=${can} done=${reload} /></p>`)}
-    ${can("events:read") && html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp.state}`} title=${s.device.explain} quiet=${d.state === "online"} />`}
-    <${Controls} device=${d} self=${self} can=${can} />
-    <section class="card"><${Facts} items=${[
+    ${(d.pending.length > 0 || d.state === "contested") && html`<${Panel} title=${isClaimed(d) ? s.admissions.clones : s.admissions.waiting}><${Clients} device=${d} can=${can} done=${reload} /><//>`}
+    ${can("events:read") && html`<${Why} device=${d} quiet=${d.state === "online"} reload=${reload} can=${can} />`}
+    <div class="cols"><div class="stack"><${Controls} device=${d} self=${self} can=${can} />
+    ${can("events:read") && html`<${Timeline} device=${d} query=${query} can=${can} few />`}
+    ${can("photos:read") && html`<${Photos} id=${d.id} />`}</div>
+    <div class="stack"><${Panel} title=${f.title}><${Facts} items=${[
       [f.id, html`<code>${d.id}</code>`], [f.name, d.name && html`<${Said} text=${d.name} />`],
       [f.board, d.board && html`<${Said} text=${d.board} />`], [f.firmware, d.firmware && html`<${Said} text=${d.firmware} />`],
-      [f.transport, d.transport && word("transport", d.transport)], [f.node, d.state === "online" && d.node],
-      [f.connected, d.connected_at && html`<${Time} at=${d.connected_at} exact />`], [f.seen, d.last_seen && html`<${Time} at=${d.last_seen} />`], [f.first, d.first_seen && html`<${Time} at=${d.first_seen} exact />`],
-      [f.reason, d.offline_reason && line(word("reason", d.offline_reason), 100)], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
-      [f.mcp, html`${word("mcp", d.mcp.state)}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
-      [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
-      [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
-      [f.client, d.client && html`<code>${line(d.client)}</code>`],
+      [f.connected, d.connected_at && html`${[d.transport && word("transport", d.transport), f.to(line(d.node, 40))].filter(Boolean).join(" ")}, <${Time} at=${d.connected_at} exact />`],
+      [f.seen, d.state !== "online" && d.last_seen && html`<${Time} at=${d.last_seen} />`], [f.first, d.first_seen && html`<${Time} at=${d.first_seen} exact />`],
+      [f.reason, d.offline_reason && line(capital(word("reason", d.offline_reason)), 100)], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
+      [f.mcp, d.mcp.state === "ready" ? count(d.mcp.tools) : `${capital(word("mcp", d.mcp.state))}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
+      [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)],
       [f.labels, Object.keys(d.labels).length > 0 && html`<${Labels} labels=${d.labels} />`],
-    ]} /></section>
-    ${can("photos:read") && html`<${Photos} id=${d.id} />`}
-    ${can("devices:write") && html`<${Edit} device=${d} reload=${reload} />`}
+      [f.client, d.client && html`<code>${line(d.client)}</code>`], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
+      [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
+    ]} /><//>
+    ${can("jobs:read") && html`<${Queue} device=${d} can=${can} />`}
+    ${can("devices:write") && html`<${Edit} device=${d} reload=${reload} />`}</div></div>
     <${Command} cli=${["devices", "show", d.id]} url=${path("v1", "devices", d.id)} />`;
+}
+
+// Why explains a device. To approve it names the client, where one waits.
+function Why({ device: d, quiet, reload, can }) {
+  const approve = async () => { await request("POST", path("v1", "devices", d.id, "approve"), { body: d.pending?.length === 1 ? { client: d.pending[0].client } : undefined }); reload(); };
+  return html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp?.state}`} title=${s.device.explain} quiet=${quiet} about=${{ device: d.id }} can=${can} approve=${approve} />`;
 }
 
 function Photos({ id }) {
   const photos = useData((signal) => get("/v1/photos" + encode({ device: id, limit: 6 }), signal), [id]);
   useEvents((message) => message.events?.some((e) => e.type === "photo" && e.data.device === id) && photos.soon());
-  return html`<section class="card"><h2>${s.device.photos}</h2><${Loaded} from=${photos}>${({ items }) => (items.length
+  return html`<${Panel} title=${s.device.photos}><${Loaded} from=${photos}>${({ items }) => (items.length
     ? html`<ul class="gallery">${items.map((p) => html`<li key=${p.id}><${Picture} id=${p.id} alt=${s.device.photo(line(p.question))} /><small>${clock(p.taken_at)}, ${bytes(p.bytes)}</small> <${Said} text=${p.question} /></li>`)}</ul>`
-    : html`<p class="faint">${s.device.noPhotos}</p>`)}<//></section>`;
+    : html`<p class="told">${s.device.noPhotos}</p>`)}<//><//>`;
 }
 
 // Edit changes what people say of a device. It sends only what changed, and refuses to overwrite other edits.

@@ -1,23 +1,31 @@
 // A device's queue of tasks, its credentials, and the decisions about it.
 import { html } from "../html.js";
 import { get, path, query as encode, request } from "../api.js";
-import { useData } from "../data.js";
-import { clock } from "../format.js";
+import { useActed, useData, useEvents } from "../data.js";
+import { capital, clock } from "../format.js";
 import { go, Link, to } from "../route.js";
 import { s, word } from "../strings.js";
-import { Act, Ask, Command, Empty, Facts, Loaded, Time } from "../ui.js";
+import { Act, Ask, Command, Facts, Loaded, Panel, Time } from "../ui.js";
 import { line } from "../untrusted.js";
-import { TaskState } from "./jobs.js";
+import { what } from "./jobs.js";
 
 const GRACE = "1h"; // for which rotated credentials stay valid
 
+// Queue is what waits for a device: what will be done, for which job, and why not yet. It follows events, and changes of this tab.
 export function Queue({ device, can }) {
-  const tasks = useData((signal) => get(path("v1", "devices", device.id, "tasks"), signal), [device.id], { every: 5000 });
+  const q = s.queue, url = path("v1", "devices", device.id, "tasks");
+  const tasks = useData(async (signal) => {
+    const [{ items }, jobs] = await Promise.all([get(url, signal), get("/v1/jobs" + encode({ device: device.id, limit: 200 }), signal)]);
+    return items.map((t) => ({ ...t, spec: jobs.items.find((j) => j.id === t.job)?.spec }));
+  }, [device.id, device.state]);
+  useEvents((message) => (message.gap || message.events?.some((e) => e.type.startsWith("job.") || (e.type === "task" && e.data.device === device.id))) && tasks.soon());
+  useActed(tasks.soon);
   const cancel = (job) => async () => { await request("POST", path("v1", "devices", device.id, "tasks", job, "cancel")); tasks.reload(); };
-  return html`<${Loaded} from=${tasks}>${({ items }) => (items.length ? html`<ol class="log">${items.map((t) => html`<li key=${t.job + t.round}>
-      <span><${Time} at=${t.due_at} exact /></span><span><${Link} href=${to(["jobs", t.job])}>${t.job}<//> <${TaskState} task=${t} />
-      ${t.reason && html` · ${word("taskReason", t.reason)}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
-    <${Command} cli=${["queue", device.id]} url=${path("v1", "devices", device.id, "tasks")} />`;
+  return html`<${Panel} title=${q.title} data-test="queue"><${Loaded} from=${tasks}>${(items) => (items.length ? html`<ul class="wrong whole">${items.map((t) => html`<li key=${t.job + t.round}><span aria-hidden="true">${t.state === "running" ? "▶" : "◐"}</span>
+      <span><b><${Link} href=${to(["jobs", t.job])}><bdi>${line(t.spec ? what(t.spec.action) : t.job, 300)}</bdi><//></b>${t.spec?.action.call && html` <small class="mono">${line(t.spec.action.call.tool)}</small>`}<br />
+        <small>${line([t.spec?.note, t.state === "running" ? q.running : q.waits(word("taskReason", t.reason)), t.due_at && q.due(clock(t.due_at))].filter(Boolean).join(", "), 400)}</small></span>
+      <span>${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.cancel} name=${q.cancel(line(t.spec ? what(t.spec.action) : t.job, 60))} act=${cancel(t.job)} />`}</span></li>`)}</ul>` : html`<p class="told">${q.empty}</p>`)}<//>
+    <${Command} cli=${["queue", device.id]} url=${url} /><//>`;
 }
 
 export function DeviceAccess({ device: d, reload, can }) {
@@ -32,7 +40,7 @@ export function DeviceAccess({ device: d, reload, can }) {
         <${Ask} label=${s.deviceAccess.rotate} question=${s.deviceAccess.rotateAsk} act=${post("rotate", { grace: GRACE })} />
         <${Ask} label=${s.deviceAccess.revoke} question=${s.deviceAccess.revokeAsk} danger act=${post("revoke")} />
         <${Ask} label=${s.deviceAccess.forget} question=${s.deviceAccess.forgetAsk} phrase=${d.id} danger act=${forget} />
-        ${can("admin") && html`<${Link} class="button" href=${to(["access", "explain"], { device: d.id })}>${s.deviceAccess.explain}<//>`}</div></section>
-    <section class="card"><h2>${s.deviceAccess.decisions}</h2><${Loaded} from=${changes}>${({ items }) => (items.length ? html`<ol class="log">${items.map((c) => html`<li key=${c.revision}><span>${clock(c.at)}</span>
-      <span>${c.aspect} <code>${line(JSON.stringify(c.value ?? ""), 200)}</code> <small>${line(c.who, 60)}</small></span></li>`)}</ol>` : html`<p class="faint">${s.deviceAccess.noDecisions}</p>`)}<//></section>`;
+        ${can("admin") && html`<${Link} class="button" href=${to(["access", "policy"], { device: d.id })}>${s.deviceAccess.explain}<//>`}</div></section>
+    <${Panel} title=${s.deviceAccess.decisions}><${Loaded} from=${changes}>${({ items }) => (items.length ? html`<ol class="log">${items.map((c) => html`<li key=${c.revision}><span>${clock(c.at)}</span>
+      <span>${capital(word("aspect", c.aspect.split(":")[0], c).replace(/^/, c.who === "device" ? "" : `${line(c.who, 60)} `))}</span></li>`)}</ol>` : html`<p class="told">${s.deviceAccess.noDecisions}</p>`)}<//><//>`;
 }

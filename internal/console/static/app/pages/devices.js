@@ -6,7 +6,7 @@ import { count } from "../format.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { FILTERS, readSearch, searched, selection } from "../search.js";
 import { codes, s, word } from "../strings.js";
-import { Act, Command, Dialog, flag, LabelLink, Loaded, Page, Pager, Problem, readLabels, Rows, standing, State } from "../ui.js";
+import { Act, Command, Dialog, flag, JobLinks, LabelLink, Loaded, Page, Pager, Problem, readLabels, Rows, standing, State } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 
 const FACETS = [["reason", "offline_reason"], ["board", "board"], ["firmware", "firmware"], ["transport", "transport"], ["node", "node"]];
@@ -170,10 +170,9 @@ function Chosen({ ids, can, onNone, onDone }) {
   const [editing, setEditing] = useState(false);
   const [told, setTold] = useState("");
   const select = `device in (${ids.join()})`;
-  const job = (kind, text) => html`<${Link} class="button" href=${to(["jobs", "new"], { kind, devices: ids.join() })}>${text}<//>`;
   const edited = ({ changed }) => { setEditing(false); setTold(s.devices.edited(changed)); onDone(); };
   return html`<div class="filters"><b role="status">${s.devices.chosen(ids.length)}</b><button type="button" class="link" onClick=${onNone}>${s.devices.chooseNone}</button>
-    ${can("jobs") && html`${job("message", s.devices.message)}${job("restart", s.devices.restart)}${job("", s.devices.job)}`}
+    ${can("jobs") && html`<${JobLinks} ids=${ids} />`}
     ${can("devices:write") && html`<button type="button" onClick=${() => setEditing(true)}>${s.devices.editLabels}</button>`}<${Export} select=${select} />
     <span role="status">${told}</span>${editing && html`<${EditLabels} select=${select} onClose=${() => setEditing(false)} onDone=${edited} />`}</div>`;
 }

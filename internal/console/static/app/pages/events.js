@@ -1,22 +1,26 @@
 // What happens now, over the whole fleet.
 import { html, useState } from "../html.js";
 import { now, query as encode, send } from "../api.js";
-import { useData, useEvents, useFeed } from "../data.js";
+import { REFETCH, useData, useEvents, useFeed, useNames } from "../data.js";
 import { clock } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { codes, s, word } from "../strings.js";
 import { parse } from "../stream.js";
-import { Command, Empty, Loaded, Page, Pause } from "../ui.js";
+import { Command, Loaded, Page, Pause } from "../ui.js";
 import { line } from "../untrusted.js";
 
 const KEEP = 1000, SHOWN = 250;
 const HISTORY = 15 * 60_000;
 const IDLE = 400, LONGEST = 3000; // a read of what was ends when nothing came for so long, or after
 
+// SIGNS of events, and whether they are good.
+export const SIGNS = { online: ["↑", "ok"], back: ["↑", "ok"], offline: ["↓", "bad"], catalog: ["±", ""], photo: ["◎", ""], pending: ["◐", "warn"], contested: ["▲", "bad"], "job.halted": ["✕", "bad"], notifications: ["◇", ""] };
+
 // TYPES are what the API can filter by.
 const TYPES = ["online", "offline", "catalog", "photo", "pending", "contested", "notifications", "task", "job"];
 
-// recent reads events since an instant, newest last, until the stream has nothing older than now.
+// recent reads events since an instant, newest last, until the stream has nothing older than now. Past the limit notifications, of which
+// there may be very many, are left out first.
 export async function recent({ device, type, since }, limit, signal) {
   const ended = new AbortController();
   const stop = () => ended.abort();
@@ -24,6 +28,7 @@ export async function recent({ device, type, since }, limit, signal) {
   const longest = setTimeout(stop, LONGEST);
   let idle = setTimeout(stop, LONGEST);
   const events = [];
+  let spare = 0; // notifications among them
   try {
     const response = await send("GET", "/v1/events" + encode({ device, type, since }), { signal: ended.signal });
     idle = setTimeout(stop, IDLE);
@@ -31,7 +36,11 @@ export async function recent({ device, type, since }, limit, signal) {
       clearTimeout(idle);
       idle = setTimeout(stop, IDLE);
       if (event.type !== "gap") events.push(event);
-      if (events.length > limit) events.shift();
+      if (event.type === "notifications") spare++;
+      if (events.length <= limit) continue;
+      if (spare) events.splice(events.findIndex((e) => e.type === "notifications"), 1);
+      else events.shift();
+      spare -= Math.sign(spare);
     }
   } catch (error) {
     if (error.name !== "AbortError" || signal?.aborted) throw error;
@@ -72,6 +81,7 @@ export function Events({ query }) {
     if (message.omitted) setOmitted((n) => n + message.omitted);
     feed.add((message.events || []).filter((e) => (!type || e.type === type || e.type.startsWith(type + ".")) && (!device || e.data.device === device)).map(row).reverse());
   });
+  const name = useNames((list.data || []).slice(0, SHOWN).flatMap((e) => e.data.device || []), REFETCH);
   const submit = (event) => {
     event.preventDefault();
     setQuery({ device: new FormData(event.target).get("device").trim() });
@@ -82,9 +92,9 @@ export function Events({ query }) {
       <label>${s.events.device}<input name="device" value=${device} spellcheck=${false} /></label><button>${s.devices.apply}</button>
       <${Pause} feed=${feed} /></form>
     ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
-    <${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} />`)}</ol>` : html`<${Empty}>${s.events.empty}<//>`)}<//>
+    <section class="panel"><${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log happened exact">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} who=${name(e.data.device)} />`)}</ol>` : html`<p class="blank">${s.events.empty}</p>`)}<//></section>
     <${Command} cli=${["events", ...(device ? [device] : [])]} url=${"/v1/events" + encode({ type, device })} />`;
 }
 
-export const Row = ({ event: { type, data } }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { ms: true })}</time>
-  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${data.device}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || data.job, 60)}</bdi><//> `}${line(describe(type, data), 200)}</span></li>`;
+const Row = ({ event: { type, data }, who }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { date: false, ms: true })}</time><span class=${SIGNS[type]?.[1] || ""} aria-hidden="true">${SIGNS[type]?.[0] || "▶"}</span>
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed, 60)}<//> `}${line(describe(type, data), 200)}</span></li>`;

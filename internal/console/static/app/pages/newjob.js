@@ -8,6 +8,7 @@ import { go, to } from "../route.js";
 import { s } from "../strings.js";
 import { Command, Facts, Page, Problem } from "../ui.js";
 import { line } from "../untrusted.js";
+import { what } from "./jobs.js";
 
 // OPTIONS are single-line settings of a job: name, label, and where they stand in it.
 const OPTIONS = [
@@ -60,7 +61,7 @@ export function NewJob({ query, can }) {
     setBusy(true);
     setError(null);
     try {
-      const job = await request("POST", "/v1/jobs", { body: plan.body, headers: { "Idempotency-Key": once.current }, what: s.jobs.start(plan.answer.devices) });
+      const job = await request("POST", "/v1/jobs", { body: plan.body, headers: { "Idempotency-Key": once.current }, what: `${s.jobs.start(plan.answer.devices)}. ${s.jobs.guard(plan.answer.spec)} ${s.jobs.risk(plan.answer.at_risk, plan.answer.devices)}` });
       go(to(["jobs", job.id]));
     } catch (problem) {
       setError(problem);
@@ -124,10 +125,15 @@ const stages = (text) => text.split(",").map((part) => {
 // reveal brings the plan, which is below a long form, into view.
 const reveal = (plan) => plan?.scrollIntoView({ block: "nearest" });
 
-const Plan = ({ plan, body, busy, onStart }) => html`<section class="card" ref=${reveal} data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
-  <p class="number-big">${s.jobs.planDevices(plan.devices, plan.online)}</p><p>${s.jobs.risk(plan.at_risk)} ${s.jobs.estimated(plan.estimated)}</p>
-  <${Facts} items=${[[s.jobs.rate, plan.spec.pace?.rate], [s.jobs.concurrency, plan.spec.pace?.concurrency && String(plan.spec.pace.concurrency)], [s.jobs.until, plan.spec.when?.until && clock(plan.spec.when.until)]]} />
-  ${plan.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(plan.confirm.join(", "), 200))}</p>`}
-  ${plan.refusals.length > 0 && html`<h3>${s.jobs.refusals}</h3><ul>${plan.refusals.map((r, i) => html`<li key=${i}>${plural(r.count, "device")}: ${line(r.detail, 300)} <code>${r.code}</code></li>`)}</ul>`}
-  <div class="actions"><button type="button" class="primary" disabled=${busy || !plan.devices} onClick=${onStart}>${s.jobs.start(plan.devices)}</button></div>
-  <${Command} method="POST" url="/v1/jobs" body=${JSON.parse(body)} /></section>`;
+// Plan shows what a job would do. What can go wrong stands before the button, and where nothing would begin there is none.
+function Plan({ plan, body, busy, onStart }) {
+  const left = plan.devices - plan.refusals.reduce((n, r) => n + r.count, 0);
+  return html`<section class="card" ref=${reveal} data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
+    <p class="number-big">${s.jobs.planDevices(plan.devices, plan.online)}</p><p>${s.jobs.estimated(plan.estimated)}</p>
+    <${Facts} items=${[[s.jobs.action, html`<bdi>${line(what(plan.spec.action), 1000)}</bdi>`], [s.jobs.until, plan.spec.when?.until && clock(plan.spec.when.until)]]} />
+    ${plan.refusals.length > 0 && html`<h3>${s.jobs.refusals}</h3><ul>${plan.refusals.map((r, i) => html`<li key=${i}>${plural(r.count, "device")}: ${line(r.detail, 600)}</li>`)}</ul>`}
+    ${plan.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(plan.confirm.join(", "), 600))}</p>`}
+    ${left > 0 ? html`<p data-test="risk"><b>${s.jobs.guard(plan.spec)} ${s.jobs.risk(plan.at_risk, plan.devices)}</b></p><div class="actions"><button type="button" class="primary" disabled=${busy} onClick=${onStart}>${s.jobs.start(left)}</button></div>`
+      : html`<p class="problem">${plan.devices ? s.jobs.allRefused : s.jobs.noDevices}</p>`}
+    <${Command} method="POST" url="/v1/jobs" body=${JSON.parse(body)} /></section>`;
+}

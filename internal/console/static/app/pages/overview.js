@@ -9,7 +9,7 @@ import { s, word } from "../strings.js";
 import { Command, Copyable, Loaded, Page, Panel } from "../ui.js";
 import { line } from "../untrusted.js";
 import { Attention, useAttention } from "./attention.js";
-import { recent, row } from "./events.js";
+import { recent, row, SIGNS } from "./events.js";
 
 const HOUR = 3_600_000;
 const READ = 1000, KEEP = 300; // events that are read, and of them the notable ones that are kept
@@ -77,9 +77,6 @@ function Shares({ title, counts, total, facet, extra, tone = "", more, none }) {
     ${rest > 0 && html`<li><span>${share(o.other, rest)}</span></li>`}</ul>` : html`<p class="told">${none}</p>`}<//>`;
 }
 
-// SIGNS of events, and whether they are good.
-const SIGNS = { online: ["↑", "ok"], back: ["↑", "ok"], offline: ["↓", "bad"], catalog: ["±", ""], photo: ["◎", ""], pending: ["◐", "warn"], contested: ["▲", "bad"], "job.halted": ["✕", "bad"] };
-
 // happenings makes one of what belongs together: a device that goes and comes back, its tools when it connects, and the same of
 // many devices at the same time. Events and happenings are newest first.
 export function happenings(events) {
@@ -107,7 +104,7 @@ function Happened({ from }) {
   const who = ({ only, devices, data, kind }) => {
     if (only) return html`<${Link} href=${to(["devices", only])}><bdi>${line(name(only), 60)}</bdi><//>`;
     if (devices.size) return html`<${Link} href=${to(["events"], { type: kind === "back" ? "online" : kind })}>${s.attention.devices(devices.size)}<//>`;
-    return html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || data.job, 60)}</bdi><//>`;
+    return html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || s.jobs.unnamed, 60)}</bdi><//>`;
   };
   return html`<${Panel} title=${o.happened} more=${to(["events"])}><${Loaded} from=${from}>${() => (all.length ? html`<ol class="log happened">${all.map((h) => {
     const [sign, tone] = SIGNS[h.kind] || ["▶", ""];

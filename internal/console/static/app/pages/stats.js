@@ -4,7 +4,7 @@ import { get, now, query as encode } from "../api.js";
 import { useData } from "../data.js";
 import { Plot } from "../plot.js";
 import { setQuery } from "../route.js";
-import { s } from "../strings.js";
+import { s, word } from "../strings.js";
 import { Command, Loaded, Page } from "../ui.js";
 import { line } from "../untrusted.js";
 
@@ -13,6 +13,9 @@ const REFRESH = 30_000;
 
 // PLOTS are the series of each plot.
 const PLOTS = [["online"], ["connects"], ["closes"], ["calls"], ["call_p50", "call_p99"], ["hello_p99", "handshake_p99"], ["ota_checks"], ["events_dropped", "slow_readers"], ["memory"], ["goroutines"], ["gc_cycles"]];
+
+// WORDS are the kinds of codes that tell the series of a plot apart.
+const WORDS = { online: "transport", closes: "reason", calls: "auditOutcome" };
 
 // times are the instants of the points, in seconds.
 export const times = ({ since, step, series }) => (series[0]?.points || []).map((_, i) => Date.parse(since) / 1000 + i * step);
@@ -39,6 +42,6 @@ function Plots({ found }) {
     if (!series.length) return null;
     const title = s.stats.names[names[0]] || names.join(", ");
     return html`<${Plot} key=${names[0]} title=${title} times=${at} unit=${series[0].unit} marks=${marks} about=${/_p\d/.test(names[0])}
-      series=${series.map((x) => ({ name: x.value || s.stats.names[x.name + "!"] || x.name, points: x.points }))} />`;
+      series=${series.map((x) => ({ name: (x.value && (WORDS[x.name] ? word(WORDS[x.name], x.value, 1) : x.value)) || s.stats.names[x.name + "!"] || x.name, points: x.points }))} />`;
   })}</div>`;
 }
