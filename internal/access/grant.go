@@ -91,6 +91,9 @@ const AccessPrefix = "flt_"
 // ErrResource refuses an access token outside of its resource.
 var ErrResource = errors.New("this is a token of an application that was allowed to use MCP; it opens nothing else. Use an API key here")
 
+// ErrUnknownGrant is of a token that is genuine, and of whose grant this node does not know, or not yet.
+var ErrUnknownGrant = errors.New("this node does not know of the grant of this token")
+
 // SetAccessTokens sets the function that opens access tokens of OAuth; without it there are none. Its error is ErrToken, or
 // ErrExpired for a token that was valid once. Call it before the first token is used.
 func (r *Registry) SetAccessTokens(open func(token string, now time.Time) (grant, resource string, err error)) {
@@ -103,7 +106,12 @@ func (r *Registry) authenticateGrant(token, path string, now time.Time) (*Caller
 		return nil, ErrToken
 	}
 	id, resource, err := r.openAccess(token, now)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrToken):
+		return nil, err
+	case path == "":
+		return nil, ErrResource
+	case err != nil:
 		return nil, err
 	}
 	_, who, err := r.GrantOf(id, now)
@@ -117,18 +125,30 @@ func (r *Registry) authenticateGrant(token, path string, now time.Time) (*Caller
 }
 
 // GrantOf returns the key of a grant with its caller. The errors are those of Registry.Authenticate; a grant that this node
-// does not know is ErrToken.
+// does not know is ErrUnknownGrant.
 func (r *Registry) GrantOf(id string, now time.Time) (Key, *Caller, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	h := r.byID[id]
 	if h == nil || h.key.Grant == nil {
-		return Key{}, nil, ErrToken
+		return Key{}, nil, ErrUnknownGrant
 	}
 	if err := r.endedLocked(&h.key, now); err != nil {
 		return h.key, h.caller, fmt.Errorf("%w: the grant of %q (%s)", err, h.key.Grant.Host, h.key.ID)
 	}
 	return h.key, h.caller, nil
+}
+
+// HasGrant reports whether an application, by the hash of its client_id, has a grant or had one that is not forgotten.
+func (r *Registry) HasGrant(client string, now time.Time) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, h := range r.byID {
+		if h.key.Grant != nil && h.key.Grant.Client == client && !h.key.IsForgotten(now) {
+			return true
+		}
+	}
+	return false
 }
 
 // Grants returns the keys of the valid grants of a parent.

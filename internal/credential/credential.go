@@ -148,17 +148,20 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 // Code returns a new one-time code, valid until expires (whole seconds): 26 random characters, and a signature by which wrong
 // codes are refused without reading the database.
 func (m *Mint) Code(purpose string, expires time.Time) string {
-	return m.signedCode(purpose, rand.Text(), expires)
-}
-
-// Successor returns the code that follows another one. It is the same on every node while the fleet's secret is.
-func (m *Mint) Successor(purpose, code string, expires time.Time) string {
-	text := tokenOf(sum(m.ring.Load().last(), "successor", purpose, code))
-	return m.signedCode(purpose, string(text[:]), expires)
-}
-
-func (m *Mint) signedCode(purpose, text string, expires time.Time) string {
+	text := rand.Text()
 	return text + "." + m.expiring(purpose, "", text, expires)
+}
+
+// Successors returns the code that follows another one. It is the same on every node while the fleet's secret is; during
+// the grace of the previous secret, the code that this one gave is the second.
+func (m *Mint) Successors(purpose, code string, expires, now time.Time) (codes []string) {
+	for _, secret := range m.ring.Load().valid(now) {
+		if secret != nil {
+			text := tokenOf(sum(secret, "successor", purpose, code))
+			codes = append(codes, string(text[:])+"."+expiring(secret, purpose, "", string(text[:]), expires))
+		}
+	}
+	return codes
 }
 
 // VerifyCode returns ErrInvalid or ErrExpired unless code is one of this purpose. The caller must ensure that it is used once.
@@ -334,9 +337,13 @@ func boxOf(secret *key, purpose string) cipher.AEAD {
 
 // expiring returns base64url of eight bytes of expiry and sixteen of MAC.
 func (m *Mint) expiring(purpose, device, object string, expires time.Time) string {
+	return expiring(m.ring.Load().last(), purpose, device, object, expires)
+}
+
+func expiring(secret *key, purpose, device, object string, expires time.Time) string {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], uint64(expires.Unix()))
-	signature := sum(m.ring.Load().last(), purpose, device, object, string(b[:8]))
+	signature := sum(secret, purpose, device, object, string(b[:8]))
 	copy(b[8:], signature[:])
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }

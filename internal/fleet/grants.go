@@ -23,6 +23,9 @@ type Grants interface {
 	GrantUses(ctx context.Context) ([]access.GrantUse, error)
 }
 
+// catchUpLimit is how long a request waits for keys that its node may not know yet.
+const catchUpLimit = 3 * time.Second
+
 // Actions of grants in the audit log.
 const (
 	ActionConsentCode = "consent_code"
@@ -144,10 +147,20 @@ func (s *Service) makeRoom(ctx context.Context, who access.Principal, parent str
 	return nil
 }
 
-// RotateGrant is Grants.RotateGrant with the tokens in place of their hashes.
-func (s *Service) RotateGrant(ctx context.Context, who access.Principal, id, old, next string) (use access.GrantUse, moved bool, err error) {
+// RotateGrant is Grants.RotateGrant with the tokens in place of their hashes, at a time.
+func (s *Service) RotateGrant(ctx context.Context, who access.Principal, id, old, next string, at time.Time) (use access.GrantUse, moved bool, err error) {
 	hash := func(token string) string { return access.HashCode(access.CodeRefresh, token) }
-	return s.ports.Grants.RotateGrant(ctx, hash(old), access.GrantUse{ID: id, Refresh: hash(next), Used: clock.Now().Truncate(time.Microsecond), Address: who.From})
+	return s.ports.Grants.RotateGrant(ctx, hash(old), access.GrantUse{ID: id, Refresh: hash(next), Used: at.Truncate(time.Microsecond), Address: who.From})
+}
+
+// CatchUp reads the keys that this node has not heard of yet. It fails with CodeUnavailable while the database does not answer.
+func (s *Service) CatchUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, catchUpLimit)
+	defer cancel()
+	if err := s.registry.Refresh(ctx); err != nil {
+		return devices.Errorf(devices.CodeUnavailable, "this node cannot read whether that was allowed: %v", err)
+	}
+	return nil
 }
 
 // GrantUses returns the use of every grant by the id of its key.

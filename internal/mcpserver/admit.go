@@ -70,6 +70,7 @@ const (
 type refusal struct {
 	reason string
 	err    *devices.Error
+	scopes string // that an application needs for the request, and lacks at least one of; empty: that is not the reason
 }
 
 func refuse(reason string, code devices.Code, detail string) *refusal {
@@ -80,6 +81,9 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	s.stats.Refused.Add(denied.reason, 1)
 	status, _ := denied.err.Code.Status()
 	h := w.Header()
+	if denied.scopes != "" {
+		h.Set("WWW-Authenticate", `Bearer error="insufficient_scope", scope="`+denied.scopes+`", resource_metadata="`+s.origin(r)+PathMetadata+r.URL.Path+`"`)
+	}
 	switch status {
 	case http.StatusUnauthorized:
 		h.Set("Connection", "close") // leaves the connection to clients that authenticate
@@ -135,9 +139,15 @@ func isLocalName(host string) bool { return strings.EqualFold(host, "localhost")
 // identify authenticates a request and finds the server that it addresses.
 func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 	who, granted, err := s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+	if errors.Is(err, access.ErrUnknownGrant) { // of another node, a moment ago
+		if err := s.opt.Service.CatchUp(r.Context()); err != nil {
+			return nil, &refusal{reason: refusedToken, err: devices.AsError(err)}
+		}
+		who, granted, err = s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+	}
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
-		genuine := granted && !errors.Is(err, access.ErrToken) // it was valid once, or is valid elsewhere
+		genuine := granted && !errors.Is(err, access.ErrToken) // it was valid once, or is valid at another address
 		if r.Header.Get("Authorization") != "" && !genuine && s.opt.Failures.FailedRequest(r) {
 			return nil, refuse(refusedGuesses, devices.CodeRateLimited, "too many wrong tokens from this address; try again later with a valid one")
 		}
@@ -156,6 +166,9 @@ func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 	}
 	if v.device, err = devices.ParseID(text); err != nil {
 		return nil, refuse(refusedPath, devices.CodeNotFound, err.Error())
+	}
+	if denied := v.needs(access.ScopeRead); denied != nil {
+		return nil, denied
 	}
 	if err := s.opt.Service.Permit(r.Context(), v.by(), access.ScopeRead, v.device); err != nil {
 		s.note(v.by(), r.Method, v.device, err)

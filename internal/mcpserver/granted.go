@@ -2,9 +2,11 @@ package mcpserver
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	"fleetd/internal/access"
+	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
 
@@ -23,37 +25,45 @@ var toolScopes = map[string][]access.Scope{
 	"get_job":             {access.ScopeJobsRead},
 }
 
-// lacksScope answers a request of an application whose grant does not have a scope that the request needs: the host can ask the
+// lacksScope refuses a request of an application whose grant does not have a scope that the request needs: the host can ask the
 // person for more (RFC 6750, 3.1; MCP 2026-07-28, authorization). Whoever uses a pasted key gets the error of the tool.
-func (s *Server) lacksScope(w http.ResponseWriter, r *http.Request, v *requestInfo) bool {
-	if r.Method != http.MethodPost {
-		return false
+func (v *requestInfo) lacksScope(r *http.Request) *refusal {
+	if !v.granted || r.Method != http.MethodPost {
+		return nil
 	}
 	body, err := readBody(r)
 	if err != nil {
-		return false // whoever reads it again answers
+		return nil // whoever reads it again answers
 	}
-	var missing bool
+	return v.needs(scopesOf(body, v)...)
+}
+
+// needs refuses an application without all of these scopes.
+func (v *requestInfo) needs(scopes ...access.Scope) *refusal {
+	if !v.granted || !slices.ContainsFunc(scopes, func(scope access.Scope) bool { return !v.caller.Scopes.Has(scope) }) {
+		return nil
+	}
 	var names []string
-	for _, scope := range scopesOf(body, v) {
-		missing = missing || !v.caller.Scopes.Has(scope)
+	for _, scope := range scopes {
 		names = append(names, string(scope))
 	}
-	if !missing {
-		return false
-	}
-	s.stats.Refused.Add(refusedScope, 1)
-	scopes := strings.Join(names, " ")
-	w.Header().Set("WWW-Authenticate", `Bearer error="insufficient_scope", scope="`+scopes+`", resource_metadata="`+s.origin(r)+PathMetadata+r.URL.Path+`"`)
-	http.Error(w, "this needs the rights "+scopes+", which the person has not allowed to the application", http.StatusForbidden)
-	return true
+	denied := refuse(refusedScope, devices.CodeForbidden, "this needs the rights "+strings.Join(names, " ")+", which the person has not allowed to the application")
+	denied.scopes = strings.Join(names, " ")
+	return denied
 }
 
 // scopesOf returns the scopes that a message needs. Messages of a batch get the errors of their tools.
 func scopesOf(body []byte, v *requestInfo) []access.Scope {
 	method, _ := callOf(body)
-	name, _ := jsonspan.String(jsonspan.Member(jsonspan.Member(body, "params"), "name"))
+	params := jsonspan.Member(body, "params")
+	name, _ := jsonspan.String(jsonspan.Member(params, "name"))
 	switch {
+	case strings.HasPrefix(method, "resources/"):
+		uri, _ := jsonspan.String(jsonspan.Member(params, "uri"))
+		if of, err := parseURI(uri); err == nil && of.photo != "" {
+			return []access.Scope{access.ScopePhotos}
+		}
+		return []access.Scope{access.ScopeRead}
 	case method != "tools/call":
 		return nil
 	case v.device != "":

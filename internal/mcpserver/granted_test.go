@@ -72,6 +72,11 @@ func TestAccessTokens(t *testing.T) {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
 	}
+	f.ports.SetAway(true)
+	if a := f.send(t, http.MethodPost, PathMCP, access.AccessPrefix+"aaaaaaaa "+PathMCP, hello); a.status != 503 || a.header.Get("Retry-After") == "" {
+		t.Errorf("a grant that this node has not heard of, and cannot read: %d %s", a.status, a.body)
+	}
+	f.ports.SetAway(false)
 	a := f.send(t, http.MethodPost, PathMCP, access.AccessPrefix+"x late", hello)
 	if got, want := a.header.Get("WWW-Authenticate"), `Bearer resource_metadata="https://fleet.example.org/.well-known/oauth-protected-resource/mcp", scope="devices:read tools:call", error="invalid_token"`; got != want {
 		t.Errorf("challenge %s", got)
@@ -134,6 +139,16 @@ func TestInsufficientScope(t *testing.T) {
 	}
 	if a := f.send(t, http.MethodPost, PathDevices+string(lamp), granted, call("self.audio_speaker.set_volume")); a.status != 403 {
 		t.Errorf("at a device: %d %s", a.status, a.body)
+	}
+	caller := f.allow(t, key, "tools:call", PathMCP)
+	if a := f.send(t, http.MethodPost, PathDevices+string(lamp), caller, hello); a.status != 403 || !strings.Contains(a.header.Get("WWW-Authenticate"), `error="insufficient_scope", scope="devices:read"`) {
+		t.Errorf("the address of a device: %d %v %s", a.status, a.header, a.body)
+	}
+	for uri, want := range map[string]string{"fleet://photos/x": "photos:read", "fleet://devices/" + string(lamp): ""} {
+		a := f.send(t, http.MethodPost, PathMCP, granted, `{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"`+uri+`"}}`, with...)
+		if status := map[bool]int{true: 200, false: 403}[want == ""]; a.status != status || want != "" && !strings.Contains(a.header.Get("WWW-Authenticate"), `scope="`+want+`"`) {
+			t.Errorf("%s: %d %v %s", uri, a.status, a.header, a.body)
+		}
 	}
 	_, reader := f.key(t, "devices:read", "", time.Hour)
 	with[1] = f.open(t, PathMCP, reader)

@@ -256,7 +256,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer leave()
 	r = r.WithContext(ctx)
-	if v.granted && s.lacksScope(w, r, v) {
+	if denied := v.lacksScope(r); denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
 	if !s.beginRequest(w, r, v, connlimit.WorkOfBody(r, BodyLimit)) {

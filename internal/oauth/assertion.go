@@ -110,8 +110,8 @@ func (s *Server) keysOf(ctx context.Context, g *access.Grant) (keys jose.JSONWeb
 		if err != nil { // checkClient has parsed it
 			return keys, err
 		}
-		if raw, err = s.documents.get(ctx, u); err != nil {
-			return keys, err
+		if raw, err = s.documents.get(ctx, u); err != nil { // it passes: an application that is told invalid_client forgets its grant
+			return keys, errFetching
 		}
 	}
 	if err := json.Unmarshal(raw, &keys); err != nil {

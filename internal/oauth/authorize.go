@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpserver"
@@ -90,6 +91,8 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Security-Policy", pagePolicy)
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
+	h.Set("Permissions-Policy", "camera=(), microphone=(), geolocation=()")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	if r.Method != http.MethodGet && r.Method != http.MethodPost {
 		h.Set("Allow", "GET, POST")
 		s.show(w, http.StatusMethodNotAllowed, view{Error: "This page takes GET and POST."})
@@ -129,15 +132,11 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request) {
 // redirect sends the browser back to the application (RFC 6749, 4.1.2; RFC 9207).
 func (s *Server) redirect(w http.ResponseWriter, r *http.Request, a *asked, answer url.Values) {
 	to := *a.redirect
-	query := to.Query()
-	for name, values := range answer {
-		query[name] = values
-	}
 	if a.state != "" {
-		query.Set("state", a.state)
+		answer.Set("state", a.state)
 	}
-	query.Set("iss", s.opt.Issuer)
-	to.RawQuery = query.Encode()
+	answer.Set("iss", s.opt.Issuer)
+	to.RawQuery = strings.TrimPrefix(to.RawQuery+"&"+answer.Encode(), "&") // what it has stays as it is
 	w.Header().Set("Location", to.String())
 	w.WriteHeader(http.StatusSeeOther)
 }
@@ -166,8 +165,8 @@ func (s *Server) check(r *http.Request) (*asked, error) {
 	if a.redirect, err = s.redirectOf(c, query.Get("redirect_uri")); err != nil {
 		return nil, err
 	}
-	if !s.isAllowedHost(c.Host) {
-		return nil, errors.New("applications of " + c.Host + " may not ask here; an operator can allow them with --oauth-hosts")
+	if c.Registered {
+		c.Host = hostOf(a.redirect)
 	}
 	switch raw, err := base64.RawURLEncoding.DecodeString(a.challenge); {
 	case query.Get("response_type") != "code":
@@ -240,7 +239,7 @@ func (s *Server) consent(r *http.Request, a *asked, v *view) (code string, statu
 		}
 	}
 	who := s.principal(r)
-	if who.Caller, status, err = s.whoConsents(r, strings.TrimSpace(entered.Get("secret"))); err != nil {
+	if who.Caller, status, err = s.whoConsents(r, strings.TrimSpace(entered.Get("secret")), &c); err != nil {
 		s.opt.Service.NoteRefusal(who, fleet.ActionConsent, "", err)
 		return "", status, err
 	}
@@ -260,8 +259,9 @@ func (s *Server) consent(r *http.Request, a *asked, v *view) (code string, statu
 	return code, 0, nil
 }
 
-// whoConsents returns the caller of the key or the consent code that a person entered.
-func (s *Server) whoConsents(r *http.Request, secret string) (*access.Caller, int, error) {
+// whoConsents returns the caller of the key or the consent code that a person entered. A code narrows the scopes: whoever made
+// it has said how far it goes, and it works once.
+func (s *Server) whoConsents(r *http.Request, secret string, c *fleet.Consent) (*access.Caller, int, error) {
 	now := clock.Now()
 	switch {
 	case secret == "":
@@ -276,7 +276,12 @@ func (s *Server) whoConsents(r *http.Request, secret string) (*access.Caller, in
 			status, _ := devices.AsError(err).Code.Status()
 			return nil, status, errors.New(devices.AsError(err).Detail)
 		}
+		if c.Scopes = who.Scopes.Both(c.Scopes); c.Scopes == 0 {
+			return nil, http.StatusBadRequest, errors.New("the code allows none of these rights; choose another one, and make another code")
+		}
 		return who, 0, nil
+	case errors.Is(s.opt.Mint.VerifyCode(access.CodeConsent, secret, now), credential.ErrExpired):
+		return nil, http.StatusUnauthorized, errors.New("the code has expired; run `fleetd keys allow` again")
 	}
 	who, err := s.opt.Auth.Keys.Authenticate(secret, now)
 	if err == nil {

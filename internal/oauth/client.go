@@ -52,7 +52,7 @@ const (
 // client is an application.
 type client struct {
 	ID         string          `json:"-"`
-	Host       string          `json:"-"` // of its client_id; of a registered one, that of its first redirect
+	Host       string          `json:"-"` // of its client_id; of a registered one, that of the redirect that it asks for
 	Registered bool            `json:"-"`
 	Name       string          `json:"client_name,omitempty"`
 	Redirects  []string        `json:"redirect_uris"`
@@ -68,13 +68,17 @@ func clientHash(id string) string { return access.HashCode("client", id) }
 // clientOf returns the application with a client_id, before it has a grant.
 func (s *Server) clientOf(ctx context.Context, id string) (*client, error) {
 	if sealed, ok := strings.CutPrefix(id, clientPrefix); ok {
-		return s.registeredClient(id, sealed)
+		c, err := s.registeredClient(id, sealed)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
 	}
 	if !s.opt.CIMD {
 		return nil, invalidClient("this server knows applications that registered alone: register at " + s.opt.Issuer + PathRegister)
 	}
 	u, err := url.Parse(id)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.Path == "" || u.Path == "/" || u.User != nil || u.Fragment != "" || strings.Contains(id, "#") || path.Clean(u.Path) != strings.TrimSuffix(u.Path, "/") || len(id) > maxMetadata {
+	if err != nil || u.Scheme != "https" || !isPlainHost(u) || u.Path == "" || u.Path == "/" || u.User != nil || u.Fragment != "" || strings.Contains(id, "#") || path.Clean(u.Path) != strings.TrimSuffix(u.Path, "/") || len(id) > maxMetadata {
 		return nil, invalidClient("the client_id is neither a registered one nor an https URL with a path")
 	}
 	if !s.isAllowedHost(u.Hostname()) {
@@ -137,8 +141,8 @@ func parseRedirect(text string) (*url.URL, error) {
 	}
 	switch strings.ToLower(u.Scheme) {
 	case "https":
-		if u.Hostname() == "" {
-			return no("has no host")
+		if !isPlainHost(u) {
+			return no("has no host, or one that is not in ASCII letters")
 		}
 	case "http":
 		if !isLoopback(u) {
@@ -148,6 +152,12 @@ func parseRedirect(text string) (*url.URL, error) {
 		return no("has a scheme that no application can own")
 	}
 	return u, nil
+}
+
+// isPlainHost reports whether a URL has a host in ASCII: another one may look like a name that people trust, and browsers read some
+// of its letters as dots.
+func isPlainHost(u *url.URL) bool {
+	return u.Hostname() != "" && !strings.ContainsFunc(u.Host, func(c rune) bool { return c <= ' ' || c >= 0x7f })
 }
 
 func isLoopback(u *url.URL) bool {
@@ -191,7 +201,7 @@ func hostOf(u *url.URL) string {
 }
 
 // registeredClient opens the client_id of a registered application.
-func (s *Server) registeredClient(id, sealed string) (*client, error) {
+func (s *Server) registeredClient(id, sealed string) (*client, *refusal) {
 	text, err := s.opt.Mint.OpenClientID(sealed, clock.Now())
 	if err != nil {
 		return nil, invalidClient("this client_id was not made here; register again at " + s.opt.Issuer + PathRegister)
@@ -200,13 +210,10 @@ func (s *Server) registeredClient(id, sealed string) (*client, error) {
 	if err := json.Unmarshal([]byte(text), c); err != nil {
 		return nil, invalidClient("this client_id cannot be read; register again")
 	}
-	if clock.Now().Sub(time.Unix(c.Issued, 0)) > registeredLife {
+	if now := clock.Now(); now.Sub(time.Unix(c.Issued, 0)) > registeredLife && !s.opt.Service.Keys().HasGrant(clientHash(id), now) {
 		return nil, invalidClient("this client_id is more than a day old and was not used; register again at " + s.opt.Issuer + PathRegister)
 	}
 	c.ID, c.Registered = id, true
-	if u, err := parseRedirect(c.Redirects[0]); err == nil {
-		c.Host = hostOf(u)
-	}
 	return c, nil
 }
 
@@ -274,7 +281,7 @@ func (d *documents) get(ctx context.Context, u *url.URL) ([]byte, error) {
 	if raw != nil {
 		return raw, nil
 	}
-	if wait || !d.rate.Allow() {
+	if wait {
 		return nil, errFetching
 	}
 	select {
@@ -304,7 +311,8 @@ func (d *documents) get(ctx context.Context, u *url.URL) ([]byte, error) {
 	return raw, nil
 }
 
-// begin returns a document that is kept, or notes that its host is asked now. wait reports that it was asked a moment ago.
+// begin returns a document that is kept, or notes that its host is asked now. wait reports that it was asked a moment ago, or that too
+// many are asked.
 func (d *documents) begin(u *url.URL) (raw []byte, wait bool) {
 	now := clock.Now()
 	d.mu.Lock()
@@ -312,7 +320,7 @@ func (d *documents) begin(u *url.URL) (raw []byte, wait bool) {
 	if known, ok := d.known[u.String()]; ok && now.Before(known.until) {
 		return known.raw, false
 	}
-	if now.Sub(d.last[u.Host]) < fetchPause {
+	if now.Sub(d.last[u.Host]) < fetchPause || !d.rate.AllowN(now, 1) {
 		return nil, true
 	}
 	for host, at := range d.last {

@@ -160,6 +160,8 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	if !errors.As(err, &no) {
 		s.opt.Log.Warn("an OAuth request failed", "error", err)
 		no = &refusal{http.StatusServiceUnavailable, "temporarily_unavailable", "the node cannot reach its database; try again"}
+	}
+	if no.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "5")
 	}
 	writeJSON(w, no.status, struct {
@@ -195,11 +197,12 @@ func (s *Server) metadata(w http.ResponseWriter, _ *http.Request) error {
 		Methods       []string `json:"token_endpoint_auth_methods_supported"`
 		Algorithms    []string `json:"token_endpoint_auth_signing_alg_values_supported"`
 		RevokeMethods []string `json:"revocation_endpoint_auth_methods_supported"`
+		RevokeAlgs    []string `json:"revocation_endpoint_auth_signing_alg_values_supported"`
 		Challenges    []string `json:"code_challenge_methods_supported"`
 		CIMD          bool     `json:"client_id_metadata_document_supported,omitempty"`
 		Iss           bool     `json:"authorization_response_iss_parameter_supported"`
 	}{s.opt.Issuer, at(PathAuthorize), at(PathToken), at(PathRegister), at(PathRevoke), append(access.GrantScopes.Names(), "offline_access"), []string{"code"}, []string{"query"},
-		[]string{"authorization_code", "refresh_token"}, []string{methodNone, methodKey}, algorithmNames(), []string{methodNone, methodKey}, []string{"S256"}, s.opt.CIMD, true})
+		[]string{"authorization_code", "refresh_token"}, []string{methodNone, methodKey}, algorithmNames(), []string{methodNone, methodKey}, algorithmNames(), []string{"S256"}, s.opt.CIMD, true})
 	return nil
 }
 
@@ -266,6 +269,8 @@ func AccessToken(mint *credential.Mint) func(token string, now time.Time) (grant
 
 // unavailable reports whether an error is not about the request.
 func unavailable(err error) bool {
-	code := devices.AsError(err).Code
-	return code == devices.CodeUnavailable || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if err == nil {
+		return false
+	}
+	return devices.AsError(err).Code == devices.CodeUnavailable || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -24,6 +26,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -51,6 +54,7 @@ type world struct {
 	mu      sync.Mutex
 	web     map[string]string // documents by URL
 	fetches int
+	slow    time.Duration // of each request
 }
 
 func newWorld(t *testing.T, change ...func(*oauth.Options)) *world {
@@ -100,6 +104,7 @@ func (w *world) makeKey(name string, s access.Scopes, devices string, tools ...s
 
 // RoundTrip is the Internet.
 func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(w.slow)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fetches++
@@ -294,34 +299,38 @@ func testRequestsThatAreRefused(t *testing.T) {
 	w.publish("https://app.example.com/other", `{"client_id":"https://app.example.com/mcp/client.json","redirect_uris":["https://app.example.com/"]}`)
 	w.publish("https://app.example.com/secret", `{"client_id":"https://app.example.com/secret","client_secret":"s","redirect_uris":["https://app.example.com/"]}`)
 	w.publish("https://app.example.com/moved", appID)
+	w.publish("https://%D0%B0pp.example.com/app", `{"client_id":"https://аpp.example.com/app","redirect_uris":["`+callback+`"]}`)
+	w.publish("https://app.example.com/dots", `{"client_id":"https://app.example.com/dots","redirect_uris":["https://claude.ai%E3%80%82evil.example.com/"]}`)
 	w.publish("https://evil.example.net/app", `{"client_id":"https://evil.example.net/app","redirect_uris":["https://app.example.com/"]}`)
 	for name, change := range map[string][]string{
-		"no client":               {"client_id", ""},
-		"unknown client":          {"client_id", "https://app.example.com/none"},
-		"http":                    {"client_id", "http://app.example.com/mcp/client.json"},
-		"no path":                 {"client_id", "https://app.example.com/"},
-		"dots":                    {"client_id", "https://app.example.com/mcp/../mcp/client.json"},
-		"user":                    {"client_id", "https://u@app.example.com/mcp/client.json"},
-		"another's document":      {"client_id", "https://app.example.com/other"},
-		"with a secret":           {"client_id", "https://app.example.com/secret"},
-		"redirected":              {"client_id", "https://app.example.com/moved"},
-		"host not allowed":        {"client_id", "https://evil.example.net/app"},
-		"not registered here":     {"client_id", "flc_AAAA"},
-		"redirect of others":      {"redirect_uri", "https://evil.example.com/callback"},
-		"redirect with more":      {"redirect_uri", callback + "&x=1"},
-		"script":                  {"redirect_uri", "javascript:alert(1)"},
-		"http elsewhere":          {"redirect_uri", "http://app.example.com/cb"},
-		"loopback, another path":  {"redirect_uri", "http://127.0.0.1:5555/other"},
-		"loopback, another name":  {"redirect_uri", "http://localhost:5555/cb"},
-		"fragment":                {"redirect_uri", callback + "#x"},
-		"no PKCE":                 {"code_challenge", ""},
-		"plain PKCE":              {"code_challenge_method", "plain"},
-		"implicit":                {"response_type", "token"},
-		"foreign resource":        {"resource", "https://other.example.org/mcp"},
-		"resource of everything":  {"resource", issuer},
-		"resource that goes up":   {"resource", issuer + "/mcp/devices/../../v1"},
-		"resource of no device":   {"resource", issuer + "/mcp/devices/"},
-		"resource that begins so": {"resource", issuer + ".evil.example/mcp"},
+		"no client":                 {"client_id", ""},
+		"unknown client":            {"client_id", "https://app.example.com/none"},
+		"http":                      {"client_id", "http://app.example.com/mcp/client.json"},
+		"no path":                   {"client_id", "https://app.example.com/"},
+		"dots":                      {"client_id", "https://app.example.com/mcp/../mcp/client.json"},
+		"user":                      {"client_id", "https://u@app.example.com/mcp/client.json"},
+		"a host that looks alike":   {"client_id", "https://аpp.example.com/app"},
+		"a redirect of such a host": {"client_id", "https://app.example.com/dots", "redirect_uri", "https://claude.ai%E3%80%82evil.example.com/"},
+		"another's document":        {"client_id", "https://app.example.com/other"},
+		"with a secret":             {"client_id", "https://app.example.com/secret"},
+		"redirected":                {"client_id", "https://app.example.com/moved"},
+		"host not allowed":          {"client_id", "https://evil.example.net/app"},
+		"not registered here":       {"client_id", "flc_AAAA"},
+		"redirect of others":        {"redirect_uri", "https://evil.example.com/callback"},
+		"redirect with more":        {"redirect_uri", callback + "&x=1"},
+		"script":                    {"redirect_uri", "javascript:alert(1)"},
+		"http elsewhere":            {"redirect_uri", "http://app.example.com/cb"},
+		"loopback, another path":    {"redirect_uri", "http://127.0.0.1:5555/other"},
+		"loopback, another name":    {"redirect_uri", "http://localhost:5555/cb"},
+		"fragment":                  {"redirect_uri", callback + "#x"},
+		"no PKCE":                   {"code_challenge", ""},
+		"plain PKCE":                {"code_challenge_method", "plain"},
+		"implicit":                  {"response_type", "token"},
+		"foreign resource":          {"resource", "https://other.example.org/mcp"},
+		"resource of everything":    {"resource", issuer},
+		"resource that goes up":     {"resource", issuer + "/mcp/devices/../../v1"},
+		"resource of no device":     {"resource", issuer + "/mcp/devices/"},
+		"resource that begins so":   {"resource", issuer + ".evil.example/mcp"},
 	} {
 		for _, method := range []string{"GET", "POST"} {
 			time.Sleep(7 * time.Second) // documents are fetched ten times a minute
@@ -380,6 +389,8 @@ func testWhoMayAllow(t *testing.T) {
 		t.Fatal(err)
 	}
 	adminCode := consentCode(devicetest.Admin, fleet.Consent{Scopes: scopes("devices:read", "tools:call"), Tools: []string{"self.a"}})
+	readerCode := consentCode(by(w.token), fleet.Consent{Scopes: scopes("devices:read")})
+	oldCode := w.mint.Code(access.CodeConsent, now.Add(-time.Second))
 	for name, tc := range map[string]struct {
 		secret string
 		form   url.Values
@@ -395,6 +406,8 @@ func testWhoMayAllow(t *testing.T) {
 		"a right of admins": {w.token, url.Values{"scope": {"devices:read", "devices:write"}}, 303, ""},
 		"bad selection":     {w.token, url.Values{"scope": {"devices:read"}, "devices": {"a b c"}}, 400, "Devices"},
 		"more tools":        {w.token, url.Values{"scope": {"tools:call"}, "tools": {"*"}}, 400, "limited to the tools"},
+		"a code for less":   {readerCode, url.Values{"scope": {"devices:read", "tools:call"}}, 303, ""},
+		"a code too late":   {oldCode, nil, 401, "has expired"},
 		"fewer tools":       {w.token, url.Values{"scope": {"tools:call"}, "tools": {"self.get_device_status"}}, 303, ""},
 		"code of admin":     {adminCode, url.Values{"scope": {"devices:read"}, "tools": {"self.a"}}, 303, ""},
 	} {
@@ -691,9 +704,21 @@ func testRegistration(t *testing.T) {
 	if a := w.post(oauth.PathToken, url.Values{"grant_type": {"refresh_token"}, "refresh_token": {"flr_aaaaaaaa_x"}, "client_id": {foreign}}); a.status != 401 || a.Error != "invalid_client" {
 		t.Errorf("%+v", a)
 	}
+	_, unused := register(`{"redirect_uris":["http://localhost/callback"]}`)
+	_, several := register(`{"redirect_uris":["https://claude.ai/callback","https://evil.example/"]}`)
+	// security: H22
+	if text := w.do("GET", oauth.PathAuthorize, ask("client_id", several.ID, "redirect_uri", "https://evil.example/"), nil).Body.String(); strings.Contains(text, "claude.ai") {
+		t.Errorf("the host is not the one to which the browser goes:\n%s", text)
+	}
 	time.Sleep(25 * time.Hour)
-	if out := w.do("GET", oauth.PathAuthorize, ask(local...), nil); out.Code == 200 {
+	if out := w.do("GET", oauth.PathAuthorize, ask("client_id", unused.ID, "redirect_uri", "http://localhost/callback"), nil); out.Code == 200 {
 		t.Error("a registration of yesterday asks for the first time")
+	}
+	if a := w.post(oauth.PathToken, url.Values{"grant_type": {"refresh_token"}, "refresh_token": {"flr_aaaaaaaa_x"}, "client_id": {unused.ID}}); a.status != 401 || a.Error != "invalid_client" {
+		t.Errorf("an application that has to register again: %+v", a)
+	}
+	if out := w.do("GET", oauth.PathAuthorize, ask(local...), nil); out.Code != 200 {
+		t.Errorf("one that has a grant asks for more: %d %s", out.Code, out.Body)
 	}
 	refresh := refreshed(a.Refresh)
 	refresh.Set("client_id", made.ID)
@@ -757,9 +782,31 @@ func testAssertions(t *testing.T) {
 	refresh.Set("client_id", id)
 	refresh.Set("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
 	refresh.Set("client_assertion", used)
-	if b := w.post(oauth.PathToken, refresh); b.status != 200 {
+	b := w.post(oauth.PathToken, refresh)
+	if b.status != 200 {
 		t.Fatalf("%+v", b)
 	}
+	time.Sleep(10 * time.Minute) // the keys are not cached any more
+	w.slow = 1500 * time.Millisecond
+	refresh.Set("refresh_token", b.Refresh)
+	refresh.Set("client_assertion", assertion(key, nil))
+	c := w.post(oauth.PathToken, refresh)
+	refresh.Set("client_assertion", assertion(key, nil))
+	// security: H25
+	if again := w.post(oauth.PathToken, refresh); c.status != 200 || again.Refresh != c.Refresh {
+		t.Errorf("the same token twice, while the keys are fetched: %+v, then %+v", c, again)
+	}
+	w.slow = 0
+	time.Sleep(10 * time.Minute)
+	w.publish(keysURL, "https://chat.example.com/elsewhere")
+	refresh.Set("refresh_token", c.Refresh)
+	refresh.Set("client_assertion", assertion(key, nil))
+	// The host would forget that it was allowed anything.
+	if d := w.post(oauth.PathToken, refresh); d.status != 503 {
+		t.Errorf("without the keys of the application: %+v", d)
+	}
+	w.publish(keysURL, string(keys))
+	time.Sleep(time.Second)
 	refresh.Del("client_assertion")
 	for name, proof := range map[string]string{
 		"none":             "",
@@ -884,5 +931,123 @@ func testPublishedHosts(t *testing.T) {
 				t.Errorf("%s to %s: %d\n%s", host.ID, u, out.Code, text)
 			}
 		}
+	}
+}
+
+// A lost answer is repeated, whatever happened between the two requests.
+func TestRepeatedAnswers(t *testing.T) { synctest.Test(t, testRepeatedAnswers) }
+
+func testRepeatedAnswers(t *testing.T) {
+	w := newWorld(t)
+	a := w.grant()
+	b := w.post(oauth.PathToken, refreshed(a.Refresh))
+	next := w.mint.NewSecret(1)
+	c := w.post(oauth.PathToken, refreshed(b.Refresh))
+	if err := w.mint.Adopt(credential.Rotation{Secrets: []credential.SealedSecret{{Number: 1, Since: 1, Sealed: next}}, PreviousUntil: clock.Now().Add(time.Hour)}, clock.Now()); err != nil {
+		t.Fatal(err)
+	}
+	// security: H25
+	if again := w.post(oauth.PathToken, refreshed(b.Refresh)); again.Refresh != c.Refresh {
+		t.Errorf("over a rotation of the secret: %+v, want %s", again, c.Refresh)
+	}
+	if d := w.post(oauth.PathToken, refreshed(c.Refresh)); d.status != 200 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A token of one grant does nothing to another one.
+func TestTokensOfOthers(t *testing.T) { synctest.Test(t, testTokensOfOthers) }
+
+func testTokensOfOthers(t *testing.T) {
+	w := newWorld(t)
+	victim, own := w.grant(), w.grant()
+	mixed := victim.Refresh[:len("flr_")+9] + own.Refresh[len("flr_")+9:]
+	// security: H25
+	if a := w.post(oauth.PathToken, refreshed(mixed)); a.Error != "invalid_grant" {
+		t.Errorf("%+v", a)
+	}
+	w.post(oauth.PathRevoke, url.Values{"token": {mixed}, "client_id": {appID}})
+	if _, err := w.opens(victim.Access, "/mcp"); err != nil {
+		t.Errorf("the grant was ended with the token of another one: %v", err)
+	}
+}
+
+// A node that has not heard of a grant yet reads about it, and says that it is not available if it cannot.
+func TestGrantOfAnotherNode(t *testing.T) { synctest.Test(t, testGrantOfAnotherNode) }
+
+func testGrantOfAnotherNode(t *testing.T) {
+	w := newWorld(t)
+	late := w.ports.Service(t, fleet.Config{})
+	late.Keys().SetAdmin(w.mint.AdminToken)
+	late.Keys().SetAccessTokens(oauth.AccessToken(w.mint))
+	a := w.grant()
+	if _, _, err := (&access.Authenticator{Keys: late.Keys(), IsAdmin: w.mint.IsAdmin}).AuthenticateAt(a.Access, "/mcp", clock.Now()); !errors.Is(err, access.ErrUnknownGrant) {
+		t.Fatalf("%v", err)
+	}
+	w.server = oauth.New(oauth.Options{Issuer: issuer, CIMD: true, Hosts: []string{"*"}, Service: late, Auth: w.auth, Mint: w.mint, Client: &http.Client{Transport: w}, Log: slog.New(slog.DiscardHandler)})
+	w.ports.SetAway(true)
+	if out := w.do("POST", oauth.PathToken, nil, refreshed(a.Refresh)); out.Code != 503 {
+		t.Errorf("%d %s", out.Code, out.Body)
+	}
+	if out := w.do("POST", oauth.PathRevoke, nil, url.Values{"token": {a.Refresh}, "client_id": {appID}}); out.Code != 503 {
+		t.Errorf("revoke: %d %s", out.Code, out.Body)
+	}
+	w.ports.SetAway(false)
+	if b := w.post(oauth.PathToken, refreshed(a.Refresh)); b.status != 200 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// What was genuine once does not count as a wrong credential; what never was does.
+func TestWrongCredentials(t *testing.T) {
+	failures := connlimit.NewFailures(nil)
+	w := newWorld(t, func(o *oauth.Options) { o.Failures = failures })
+	a := w.grant()
+	count := func() uint64 { return failures.Answered.Load() + failures.Delayed.Load() + failures.Refused.Load() }
+	for name, try := range map[string]func(){
+		"an old consent code": func() { w.submit(ask(), w.mint.Code(access.CodeConsent, clock.Now().Add(-time.Second)), nil) },
+		"an old authorization code": func() {
+			w.post(oauth.PathToken, redeemed(w.mint.Code(access.CodeGrant, clock.Now().Add(-time.Second))))
+		},
+	} {
+		before := count()
+		if try(); count() != before {
+			t.Errorf("%s counts", name)
+		}
+	}
+	for name, try := range map[string]func(){
+		"a guessed refresh token":             func() { w.post(oauth.PathToken, refreshed(a.Refresh[:len(a.Refresh)-60]+strings.Repeat("A", 60))) },
+		"a refresh token of an unknown grant": func() { w.post(oauth.PathToken, refreshed("flr_aaaaaaaa_x")) },
+	} {
+		before := count()
+		if try(); count() == before {
+			t.Errorf("%s does not count", name)
+		}
+	}
+	late := clock.Now().Add(time.Hour)
+	if _, err := w.auth.Authenticate(a.Access, late); err != access.ErrResource {
+		t.Errorf("an old access token at REST: %v", err)
+	}
+}
+
+// Guessed addresses of documents cost neither memory nor another host's turn.
+func TestManyHosts(t *testing.T) { synctest.Test(t, testManyHosts) }
+
+func testManyHosts(t *testing.T) {
+	w := newWorld(t)
+	for i := range 50 {
+		w.do("GET", oauth.PathAuthorize, ask("client_id", fmt.Sprintf("https://h%d.example.com/x", i)), nil)
+	}
+	if n := w.server.HostsAsked(); n > 10 {
+		t.Errorf("%d hosts are remembered", n)
+	}
+	time.Sleep(7 * time.Second)
+	out := w.do("GET", oauth.PathAuthorize, ask("client_id", "https://h49.example.com/x"), nil)
+	if out.Code == 503 {
+		t.Errorf("%d %s", out.Code, out.Body)
+	}
+	out = w.do("GET", oauth.PathAuthorize, ask("client_id", "https://h50.example.com/x"), nil)
+	if out.Code != 503 || out.Header().Get("Retry-After") == "" {
+		t.Errorf("%d %v", out.Code, out.Header())
 	}
 }

@@ -57,7 +57,10 @@ func invalidGrant(text string) *refusal { return refuse("invalid_grant", text) }
 func (s *Server) redeem(r *http.Request, parameters url.Values) (tokens, error) {
 	no := invalidGrant("the code is not valid: it works once, within a minute, for the application and the redirect_uri that asked for it")
 	code := parameters.Get("code")
-	if err := s.opt.Mint.VerifyCode(access.CodeGrant, code, clock.Now()); err != nil { // guesses do not reach the database
+	switch err := s.opt.Mint.VerifyCode(access.CodeGrant, code, clock.Now()); { // guesses do not reach the database
+	case errors.Is(err, credential.ErrExpired):
+		return tokens{}, no
+	case err != nil:
 		return tokens{}, s.guessed(r, no)
 	}
 	a, err := s.opt.Service.TakeAuthorization(r.Context(), code)
@@ -80,16 +83,22 @@ func (s *Server) redeem(r *http.Request, parameters url.Values) (tokens, error) 
 	if err := s.sameResource(parameters, a.Key.Grant.Resource); err != nil {
 		return tokens{}, err
 	}
-	refresh := s.opt.Mint.Code(access.CodeRefresh, clock.Now().Add(access.GrantIdle))
-	k, err := s.opt.Service.IssueGrant(r.Context(), s.principal(r), a.Key, func(id string) string { return refreshToken(id, refresh) })
+	var refresh string
+	k, err := s.opt.Service.IssueGrant(r.Context(), s.principal(r), a.Key, func(id string) string {
+		refresh = refreshToken(id, s.opt.Mint.Code(refreshPurpose(id), clock.Now().Add(access.GrantIdle)))
+		return refresh
+	})
 	if err != nil {
 		if unavailable(err) {
 			return tokens{}, err
 		}
 		return tokens{}, invalidGrant("the key with which a person allowed this has ended: " + err.Error())
 	}
-	return s.tokensOf(k, refreshToken(k.ID, refresh)), nil
+	return s.tokensOf(k, refresh), nil
 }
+
+// refreshPurpose is what the code of a refresh token is signed for: one grant, so that it does nothing to another one.
+func refreshPurpose(id string) string { return access.CodeRefresh + " " + id }
 
 func refreshToken(id, code string) string { return refreshPrefix + id + "_" + code }
 
@@ -132,8 +141,14 @@ func (s *Server) refresh(r *http.Request, parameters url.Values) (tokens, error)
 		return tokens{}, s.guessed(r, no)
 	}
 	now := clock.Now()
-	k, _, err := s.opt.Service.Keys().GrantOf(id, now)
-	if err != nil {
+	genuine := s.opt.Mint.VerifyCode(refreshPurpose(id), code, now)
+	k, err := s.grantOf(r.Context(), id, genuine == nil, now)
+	switch {
+	case unavailable(err):
+		return tokens{}, err
+	case err != nil && errors.Is(genuine, credential.ErrInvalid):
+		return tokens{}, s.guessed(r, s.unknownGrant(parameters, no))
+	case err != nil:
 		return tokens{}, s.unknownGrant(parameters, no)
 	}
 	if err := s.authenticate(r.Context(), parameters, k.Grant); err != nil {
@@ -143,54 +158,73 @@ func (s *Server) refresh(r *http.Request, parameters url.Values) (tokens, error)
 		return tokens{}, err
 	}
 	who := s.principal(r)
-	next := s.successor(old, code, now)
-	use, moved, err := s.opt.Service.RotateGrant(r.Context(), who, id, old, next)
+	next := s.successors(id, code, now)[0]
+	use, moved, err := s.opt.Service.RotateGrant(r.Context(), who, id, old, next, now)
 	switch {
 	case errors.Is(err, devices.ErrNotFound):
-		return tokens{}, no
+		return tokens{}, s.unknownGrant(parameters, no)
 	case err != nil:
 		return tokens{}, err
 	case moved:
 		return s.tokensOf(k, next), nil
 	}
-	return s.again(r.Context(), who, k, use, old, code, no)
+	return s.again(r, who, k, use, old, code, no)
 }
 
-// unknownGrant refuses a token without a grant. An application that registered with another fleet, or before the secret of
-// this one was replaced, learns that it has to register again.
-func (s *Server) unknownGrant(parameters url.Values, no *refusal) error {
-	if sealed, registered := strings.CutPrefix(parameters.Get("client_id"), clientPrefix); registered {
-		if _, err := s.opt.Mint.OpenClientID(sealed, clock.Now()); err != nil {
-			return invalidClient("this client_id was not made here; register again at " + s.opt.Issuer + PathRegister)
+// grantOf returns the key of a valid grant. A node that has not heard of the grant of a genuine token reads about it.
+func (s *Server) grantOf(ctx context.Context, id string, genuine bool, now time.Time) (access.Key, error) {
+	k, _, err := s.opt.Service.Keys().GrantOf(id, now)
+	if !genuine || !errors.Is(err, access.ErrUnknownGrant) {
+		return k, err
+	}
+	if err := s.opt.Service.CatchUp(ctx); err != nil {
+		return k, err
+	}
+	k, _, err = s.opt.Service.Keys().GrantOf(id, now)
+	return k, err
+}
+
+// unknownGrant refuses a token without a grant. An application whose client_id does not open the consent page any more learns
+// that it has to register again: nobody but the person would see it there.
+func (s *Server) unknownGrant(parameters url.Values, no *refusal) *refusal {
+	id := parameters.Get("client_id")
+	if sealed, registered := strings.CutPrefix(id, clientPrefix); registered {
+		if _, err := s.registeredClient(id, sealed); err != nil {
+			return err
 		}
 	}
 	return no
 }
 
-// successor returns the refresh token that follows one at a time. Its end is part of it, so it is the same for the same time alone.
-func (s *Server) successor(old, code string, at time.Time) string {
-	id, _, _ := splitRefresh(old)
-	return refreshToken(id, s.opt.Mint.Successor(access.CodeRefresh, code, at.Add(access.GrantIdle)))
+// successors returns the refresh token that follows one at a time, and the one that followed it under the previous secret of the
+// fleet. The end of a token is part of it, so it is the same for the same time alone.
+func (s *Server) successors(id, code string, at time.Time) []string {
+	codes := s.opt.Mint.Successors(refreshPurpose(id), code, at.Add(access.GrantIdle), clock.Now())
+	for i := range codes {
+		codes[i] = refreshToken(id, codes[i])
+	}
+	return codes
 }
 
 // again answers a refresh token that is not valid any more.
-func (s *Server) again(ctx context.Context, who access.Principal, k access.Key, use access.GrantUse, old, code string, no error) (tokens, error) {
+func (s *Server) again(r *http.Request, who access.Principal, k access.Key, use access.GrantUse, old, code string, no *refusal) (tokens, error) {
 	hash := func(token string) string { return access.HashCode(access.CodeRefresh, token) }
 	if use.Previous == hash(old) && clock.Now().Sub(use.Rotated) < successorLife {
-		next := s.successor(old, code, use.Rotated)
-		if hash(next) != use.Refresh {
-			return tokens{}, errors.New("the fleet's secret was rotated between two uses of a refresh token")
+		for _, next := range s.successors(k.ID, code, use.Rotated) {
+			if hash(next) == use.Refresh {
+				return s.tokensOf(k, next), nil
+			}
 		}
-		return s.tokensOf(k, next), nil
+		return tokens{}, errors.New("the fleet's secret was replaced without a grace between two uses of a refresh token")
 	}
 	if clock.Now().Sub(use.Used) >= access.GrantIdle {
 		return tokens{}, no
 	}
 	// A token that was made here once: its signature says so, whatever has followed it.
-	if err := s.opt.Mint.VerifyCode(access.CodeRefresh, code, clock.Now()); errors.Is(err, credential.ErrInvalid) && use.Previous != hash(old) {
-		return tokens{}, no
+	if err := s.opt.Mint.VerifyCode(refreshPurpose(k.ID), code, clock.Now()); errors.Is(err, credential.ErrInvalid) && use.Previous != hash(old) {
+		return tokens{}, s.guessed(r, no)
 	}
-	if err := s.opt.Service.EndGrant(ctx, who, k.ID, "a refresh token was used again"); err != nil {
+	if err := s.opt.Service.EndGrant(r.Context(), who, k.ID, "a refresh token was used again"); err != nil {
 		return tokens{}, err
 	}
 	return tokens{}, no
@@ -205,11 +239,15 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) error {
 	token := parameters.Get("token")
 	id, code, ok := splitRefresh(token)
 	if ok {
-		ok = !errors.Is(s.opt.Mint.VerifyCode(access.CodeRefresh, code, clock.Now()), credential.ErrInvalid)
+		ok = !errors.Is(s.opt.Mint.VerifyCode(refreshPurpose(id), code, clock.Now()), credential.ErrInvalid)
 	} else if id, _, err = s.opt.Mint.OpenAccessToken(strings.TrimPrefix(token, access.AccessPrefix), clock.Now()); err == nil || errors.Is(err, credential.ErrExpired) {
 		ok = true
 	}
-	if k, _, err := s.opt.Service.Keys().GrantOf(id, clock.Now()); ok && err == nil {
+	k, err := s.grantOf(r.Context(), id, ok, clock.Now())
+	switch {
+	case unavailable(err):
+		return err
+	case ok && err == nil:
 		if err := s.authenticate(r.Context(), parameters, k.Grant); err != nil {
 			return err
 		}
@@ -222,7 +260,7 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) error {
 }
 
 // guessed counts a credential that was never genuine.
-func (s *Server) guessed(r *http.Request, no *refusal) error {
+func (s *Server) guessed(r *http.Request, no *refusal) *refusal {
 	if s.opt.Failures.FailedRequest(r) {
 		return &refusal{http.StatusTooManyRequests, "slow_down", "too many wrong codes and tokens from this address; try again later"}
 	}
