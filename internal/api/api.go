@@ -391,11 +391,13 @@ type Node struct {
 
 // Diagnosis is what a device gets at its OTA check.
 type Diagnosis struct {
-	OTAURL   string          `json:"ota_url" doc:"This is the URL to type into a device."`
-	Device   string          `json:"device"`
-	Status   int             `json:"status" doc:"This is the HTTP status of the reply."`
-	Reply    json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
-	Findings []Finding       `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+	OTAURL string          `json:"ota_url" doc:"This is the URL to type into a device."`
+	Device string          `json:"device"`
+	Status int             `json:"status" doc:"This is the HTTP status of the reply."`
+	Reply  json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
+	// PublicAPIURL is checked from where the caller is.
+	PublicAPIURL string    `json:"public_api_url,omitempty" doc:"The address under which hosts log in (--public-api-url); without it they do not."`
+	Findings     []Finding `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
 }
 
 // Finding is one thing wrong, or worth knowing, about a setting.

@@ -264,7 +264,7 @@ func (n *node) listen(ctx context.Context) error {
 		return err
 	}
 	n.failures = map[string]*connlimit.Failures{}
-	for _, flag := range []string{"device-listen", "mqtt-listen", "gateway-api-listen", "api-listen", "mcp-listen"} {
+	for _, flag := range []string{"device-listen", "mqtt-listen", "gateway-api-listen", "api-listen"} {
 		n.failures[flag] = connlimit.NewFailures(n.cfg.TrustedProxies)
 	}
 	n.floods = connlimit.NewFloods(n.cfg.FloodGrace)

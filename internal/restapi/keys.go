@@ -67,7 +67,7 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 	all := s.opt.Service.Keys().Keys()
 	uses := s.grantUses(ctx, all...)
 	for _, k := range all {
-		if !k.IsForgotten(now) {
+		if !k.IsForgotten(now) && (k.Grant == nil || uses == nil || now.Sub(uses[k.ID].Used) < access.GrantIdle+access.KeepGrants) {
 			keys = append(keys, addUse(s.newAPIKey(k, now), uses, now))
 		}
 	}
@@ -129,12 +129,13 @@ func (s *Server) grantUses(ctx context.Context, keys ...access.Key) map[string]a
 	return uses
 }
 
-// addUse adds to a grant when it was used, and whether it has ended for want of that.
+// addUse adds to a grant when it was used, and whether it has ended for want of that. The database forgets grants before the
+// memory of this node does.
 func addUse(k api.Key, uses map[string]access.GrantUse, now time.Time) api.Key {
-	use, ok := uses[k.ID]
-	if k.Grant == nil || !ok {
+	if k.Grant == nil || uses == nil {
 		return k
 	}
+	use := uses[k.ID]
 	k.Grant.Used, k.Grant.Address = api.At(use.Used), use.Address
 	if k.State == "valid" && now.Sub(use.Used) >= access.GrantIdle {
 		k.State = "expired"

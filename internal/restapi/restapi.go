@@ -117,6 +117,8 @@ type Options struct {
 	Tracer    Tracer
 	Webhooks  Webhooks
 	Diagnoser Diagnoser
+	// PublicAPIURL is the address under which hosts log in; empty: they do not.
+	PublicAPIURL string
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;
