@@ -23,8 +23,6 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
-	"fleetd/internal/mcpserver"
-	"fleetd/internal/oauth"
 )
 
 const (
@@ -259,8 +257,8 @@ func checkPublicAPI(ctx context.Context, public string) (findings []api.Finding)
 		findings = append(findings, api.Finding{Severity: severityWarning, Setting: "--public-api-url", Message: fmt.Sprintf(text, args...)})
 	}
 	for _, document := range []struct{ path, member, want string }{
-		{oauth.PathMetadata, "issuer", public},
-		{mcpserver.PathMetadata + mcpserver.PathMCP, "resource", public + mcpserver.PathMCP},
+		{"/.well-known/oauth-authorization-server", "issuer", public},              // RFC 8414
+		{"/.well-known/oauth-protected-resource/mcp", "resource", public + "/mcp"}, // RFC 9728
 	} {
 		status, _, body, err := fetchPublic(ctx, client, public+document.path)
 		if err != nil {

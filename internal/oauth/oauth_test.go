@@ -268,8 +268,8 @@ func testLogin(t *testing.T) {
 	if a.status != 200 || a.Scope != "devices:read tools:call" || a.Expires != 900 {
 		t.Fatalf("%+v", a)
 	}
-	// security: H20
 	who, err := w.opens(a.Access, "/mcp")
+	// security: H20
 	if err != nil || who.Key != w.key.ID || who.Through == "" || who.Scopes != scopes("devices:read", "tools:call") || who.Devices.String() != "room=kitchen" || len(who.Tools) != 1 {
 		t.Fatalf("%+v, %v", who, err)
 	}
