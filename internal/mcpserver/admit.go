@@ -207,12 +207,15 @@ func (s *Server) origin(r *http.Request) string {
 	return base(r)
 }
 
+// firstScopes are what a host should ask for first. Hosts ask for all that the metadata of a resource names; the server's has the others.
+var firstScopes = []string{string(access.ScopeRead), string(access.ScopeCall)}
+
 // challenge is the WWW-Authenticate of a refusal (RFC 6750, 3; RFC 9728, 5.1). The error is for a host that sent a token, and has to
 // get another one.
 func (s *Server) challenge(r *http.Request) string {
 	text := `Bearer resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
 	if s.opt.Issuer != "" {
-		text += `, scope="` + string(access.ScopeRead) + " " + string(access.ScopeCall) + `"`
+		text += `, scope="` + strings.Join(firstScopes, " ") + `"`
 	}
 	if r.Header.Get("Authorization") != "" {
 		text += `, error="invalid_token"`
@@ -232,9 +235,9 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var servers []string
-	scopes := access.AllScopes()
+	scopes := access.AllScopes().Names()
 	if s.opt.Issuer != "" {
-		servers, scopes = []string{s.opt.Issuer}, access.GrantScopes
+		servers, scopes = []string{s.opt.Issuer}, firstScopes
 	}
 	body, err := json.Marshal(struct {
 		Resource string   `json:"resource"`
@@ -242,7 +245,7 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		Servers  []string `json:"authorization_servers,omitempty"`
 		Methods  []string `json:"bearer_methods_supported"`
 		Scopes   []string `json:"scopes_supported"`
-	}{s.origin(r) + resource, "fleetd", servers, []string{"header"}, scopes.Names()})
+	}{s.origin(r) + resource, "fleetd", servers, []string{"header"}, scopes})
 	if err != nil { // cannot fail for strings
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -87,7 +87,7 @@ func TestAccessTokens(t *testing.T) {
 	}
 	for _, resource := range []string{PathMCP, PathSSE, PathDevices + string(lamp)} {
 		a = f.send(t, http.MethodGet, PathMetadata+resource, "", "", "Host", "localhost")
-		if !strings.Contains(a.body, `"resource":"https://fleet.example.org`+resource+`"`) || !strings.Contains(a.body, `"authorization_servers":["https://fleet.example.org"]`) {
+		if !strings.Contains(a.body, `"resource":"https://fleet.example.org`+resource+`"`) || !strings.Contains(a.body, `"authorization_servers":["https://fleet.example.org"]`) || !strings.Contains(a.body, `"scopes_supported":["devices:read","tools:call"]`) {
 			t.Errorf("%s: %s", resource, a.body)
 		}
 	}

@@ -10,11 +10,15 @@ import (
 	"fleetd/internal/oauth"
 )
 
+// documentClient fetches the documents of applications that log in; nil: the client of internal/oauth, which connects to public
+// addresses alone. Only the program of `make hosts` sets it.
+var documentClient *http.Client
+
 // startMCP builds the server for hosts of language models.
 func (n *node) startMCP() {
 	if n.cfg.OAuth {
 		n.service.Keys().SetAccessTokens(oauth.AccessToken(n.mint))
-		n.oauth = oauth.New(oauth.Options{Issuer: n.cfg.PublicAPIURL, CIMD: n.cfg.OAuthCIMD, Hosts: n.cfg.OAuthHosts, Service: n.service, Mint: n.mint, Failures: n.failures["api-listen"], Log: n.log,
+		n.oauth = oauth.New(oauth.Options{Issuer: n.cfg.PublicAPIURL, CIMD: n.cfg.OAuthCIMD, Hosts: n.cfg.OAuthHosts, Service: n.service, Mint: n.mint, Failures: n.failures["api-listen"], Client: documentClient, Log: n.log,
 			Auth: &access.Authenticator{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}})
 	}
 	n.mcp = mcpserver.New(mcpserver.Options{Issuer: n.issuer(), Service: n.service, Mint: n.mint, Events: n.events, Explainer: n.explain, Photos: n.vision, Jobs: n.jobs.manager, Hosts: n.cfg.MCPHosts, Origins: n.cfg.MCPOrigins,

@@ -6,20 +6,23 @@ const [url, fleetd, dataDir] = process.argv.slice(2);
 const issuer = new URL(url).origin;
 const command = (...args) => execFileSync(fleetd, [...args, "--data-dir", dataDir], { encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] }).trim();
 
-// consent sends the form of the consent page, as a browser does, and returns the code that it carries back.
-async function consent(address) {
+// consent sends the form of the consent page, as a browser does, and returns the address that it goes to.
+export async function consent(address, pattern = /Allow <strong>/) {
   const page = await fetch(address);
   const text = await page.text();
   assert.equal(page.status, 200, text);
-  assert.match(text, /Allow <strong>/);
+  assert.match(text, pattern);
   const form = new URLSearchParams({ secret: command("keys", "allow"), decision: "allow" });
   for (const [, scope] of text.matchAll(/name="scope" value="([^"]+)"/g)) form.append("scope", scope);
   const answer = await fetch(address, { method: "POST", body: form, headers: { Origin: issuer }, redirect: "manual" });
   assert.equal(answer.status, 303, await answer.text());
   const to = new URL(answer.headers.get("location"));
   assert.equal(to.searchParams.get("iss"), issuer);
-  return to.searchParams;
+  return to;
 }
+
+// validGrants are the grants whose application calls itself so.
+export const validGrants = (name) => JSON.parse("[" + command("keys", "--json").split("\n").filter(Boolean).join(",") + "]").filter((k) => k.grant?.name === name && k.state === "valid");
 
 // provider keeps what a host keeps.
 function provider(name) {
@@ -49,7 +52,7 @@ export async function logIn({ Client, Transport, UnauthorizedError, name }) {
   const first = new Client({ name, version: "1" });
   await assert.rejects(first.connect(transport), (e) => e instanceof UnauthorizedError, "a host without a token is sent to log in");
   assert.ok(auth.kept.client?.client_id, "it registered");
-  const back = await consent(auth.kept.address);
+  const back = (await consent(auth.kept.address)).searchParams;
   await transport.finishAuth(back.get("code"), back.get("iss"));
   const scope = auth.kept.tokens.scope;
 
@@ -68,7 +71,7 @@ export async function logIn({ Client, Transport, UnauthorizedError, name }) {
   await client.close();
 
   // A grant that was ended is ended: the host has to ask again.
-  const grants = JSON.parse("[" + command("keys", "--json").split("\n").join(",") + "]").filter((k) => k.grant?.name === name && k.state === "valid");
+  const grants = validGrants(name);
   assert.equal(grants.length, 1);
   assert.equal(grants[0].grant.registered, true);
   command("keys", "revoke", grants[0].id);
