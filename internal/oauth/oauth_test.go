@@ -43,7 +43,7 @@ const (
 
 // world is an authorization server over a core without a network, with one key.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	ports   *devicetest.Ports
 	core    *fleet.Service
 	mint    *credential.Mint
@@ -57,7 +57,7 @@ type world struct {
 	slow    time.Duration // of each request
 }
 
-func newWorld(t *testing.T, change ...func(*oauth.Options)) *world {
+func newWorld(t testing.TB, change ...func(*oauth.Options)) *world {
 	t.Helper()
 	w := &world{t: t, ports: devicetest.New(), web: map[string]string{}}
 	w.core = w.ports.Service(t, fleet.Config{})
