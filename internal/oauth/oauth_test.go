@@ -1051,3 +1051,64 @@ func testManyHosts(t *testing.T) {
 		t.Errorf("%d %v", out.Code, out.Header())
 	}
 }
+
+// A key of the console gives a grant of its parent, with at most its own rights; grants of the admin end with the admin token.
+func TestGrantsOfConsoleAndAdmin(t *testing.T) { synctest.Test(t, testGrantsOfConsoleAndAdmin) }
+
+func testGrantsOfConsoleAndAdmin(t *testing.T) {
+	w := newWorld(t)
+	now := clock.Now()
+	who, err := w.core.Keys().Authenticate(w.token, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := w.mint.Code(access.CodeConsole, now.Add(time.Minute))
+	if err := w.core.SaveConsoleCode(t.Context(), access.Principal{Caller: who}, scopes("devices:read"), code, now.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	console, token, err := w.core.RedeemConsoleCode(t.Context(), access.Principal{}, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// security: H20
+	if out := w.submit(ask(), token, nil); out.Code != 400 || !strings.Contains(out.Body.String(), "does not have the scope tools:call") {
+		t.Errorf("%d %s", out.Code, out.Body)
+	}
+	own := w.token
+	w.token = token
+	a := w.post(oauth.PathToken, redeemed(w.code(ask(), url.Values{"scope": {"devices:read"}, "devices": {"floor=1"}})))
+	w.token = own
+	who, err = w.opens(a.Access, "/mcp")
+	// security: H20
+	if err != nil || who.Key != w.key.ID || who.Through == console.ID || !strings.Contains(who.Devices.String(), "room=kitchen") || !strings.Contains(who.Devices.String(), "floor=1") || who.Scopes != scopes("devices:read") {
+		t.Fatalf("%+v %v", who, err)
+	}
+	if err := w.core.EndGrant(t.Context(), devicetest.Admin, console.ID, "logged out"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.opens(a.Access, "/mcp"); err != nil {
+		t.Errorf("after the logout of the console: %v", err)
+	}
+	code = w.mint.Code(access.CodeConsent, now.Add(time.Minute))
+	if err := w.core.SaveConsentCode(t.Context(), devicetest.Admin, fleet.Consent{}, code, now.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	w.token = code
+	b := w.post(oauth.PathToken, redeemed(w.code(ask(), nil)))
+	if who, err := w.opens(b.Access, "/mcp"); err != nil || who.Key != access.KeyAdmin {
+		t.Fatalf("%+v %v", who, err)
+	}
+	if err := w.mint.Adopt(credential.Rotation{Admin: 1}, now); err != nil {
+		t.Fatal(err)
+	}
+	// security: H26
+	if _, err := w.opens(b.Access, "/mcp"); err == nil {
+		t.Error("the grant outlives the admin token")
+	}
+	if c := w.post(oauth.PathToken, refreshed(b.Refresh)); c.Error != "invalid_grant" {
+		t.Errorf("%+v", c)
+	}
+	if _, err := w.opens(a.Access, "/mcp"); err != nil {
+		t.Errorf("a grant of a key: %v", err)
+	}
+}
