@@ -5,7 +5,7 @@ VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo d
 COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
 
-.PHONY: all build demo cluster-demo run quick test race verify check conformance chaos fuzz kills mutants bench simulate release reference lines clean
+.PHONY: all build demo cluster-demo run quick test race verify check conformance hosts chaos fuzz kills mutants bench simulate release reference lines clean
 all: build
 
 build: ## both programs, in bin/
@@ -34,6 +34,9 @@ race: ## the same tests with the race detector, in the programs that they start,
 
 verify: ## race, staticcheck and what takes longer: chaos, outages at full length, fuzz, conformance, a generated client, release (PART="chaos fuzz"; attacks by name)
 	@scripts/verify $(PART)
+
+hosts: ## hosts that log in, as they are: Claude Code by its document and by registration, the TypeScript SDKs; wants npm
+	@scripts/hosts
 
 conformance: ## the official MCP suite, the Inspector and the TypeScript SDK v1 against fleetd; wants npm
 	@scripts/conformance

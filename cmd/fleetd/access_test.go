@@ -56,6 +56,39 @@ func TestKeysListAndRevoke(t *testing.T) {
 	f.run("keys", "revoke", "lab").is(t, exitOK, "lab revoked\n", "")
 }
 
+// A grant is listed with its host, shown with its last use, and ended by its id.
+func TestGrants(t *testing.T) {
+	const grant = `{"id":"abcdefgh","name":"grant abcdefgh","scopes":["devices:read","tools:call"],"devices":{},"tools":[],"state":"valid","created":"2026-08-01T11:00:00Z","expires":null,"revoked":null,"parent":"bbbbbbbb","created_by":"lab",
+		"grant":{"host":"claude.ai","name":"Cl\u001baude","registered":true,"resource":"/mcp","used":"2026-08-01T11:30:00Z","address":"192.0.2.7"}}`
+	f := newAPI(t, map[string]string{
+		"GET /v1/keys?limit=1000":  `{"items":[` + grant + `],"next_cursor":""}`,
+		"GET /v1/keys/abcdefgh":    grant,
+		"DELETE /v1/keys/abcdefgh": "",
+		"POST /v1/console/codes":   `{"code":"abc.def","expires":"2026-08-01T12:05:00Z"}`,
+	})
+	if got := f.run("keys"); got.code != exitOK || !strings.Contains(got.stdout, "abcdefgh  grant abcdefgh of claude.ai  valid") {
+		t.Errorf("%+v", got)
+	}
+	got := f.run("keys", "show", "abcdefgh")
+	for _, want := range []string{"claude.ai (unverified)", "Opens", "/mcp", "192.0.2.7", "lab"} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("no %q in\n%s", want, got.stdout)
+		}
+	}
+	if strings.Contains(got.stdout, "\x1b") {
+		t.Errorf("%q", got.stdout)
+	}
+	f.run("keys", "revoke", "abcdefgh").is(t, exitOK, "abcdefgh revoked\n", "")
+	f.run("keys", "allow", "--scope", "devices:read", "--devices", "room=lab", "--tools", "self.get_*").is(t, exitOK, "abc.def\n",
+		"fleetd: enter this code on the page on which the application asks; it works once, within 5 minutes\n")
+	if asked := f.requests(); asked[len(asked)-1] != `POST /v1/console/codes {"for":"consent","scopes":["devices:read"],"devices":"room=lab","tools":["self.get_*"]}` {
+		t.Errorf("%q", asked[len(asked)-1])
+	}
+	if got := f.run("keys", "allow", "--devices", "room in lab"); got.code != exitFailed {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestPolicyCommands(t *testing.T) {
 	const document = `{"version":3,"rules":[{"name":"quiet","tools":["self.audio_speaker.*"],"devices":{"room":"bedroom"},"via":["mcp"],"action":"deny"}],
 		"reads":[{"tools":["*get_*"],"ttl":"2s"}],"urls":[{"tools":["self.upgrade_firmware"],"prefixes":["https://fw.example.com/"]}],"audit_arguments":["*set_volume"],

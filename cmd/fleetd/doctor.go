@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -119,6 +121,9 @@ func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, a
 		add(checkReach(ctx, target))
 	}
 	add(checkClock(d.ServerTime, asked, answered))
+	if d.PublicAPIURL != "" {
+		findings = append(findings, checkPublicAPI(ctx, d.PublicAPIURL)...)
+	}
 	return findings
 }
 
@@ -245,6 +250,72 @@ func checkClock(server, asked, answered time.Time) (api.Finding, bool) {
 	}
 	return api.Finding{Severity: severityWarning, Message: fmt.Sprintf(
 		"the server's clock is %s %s by the clock of this machine; devices take their time from the server", off.Round(time.Second), direction)}, true
+}
+
+// checkPublicAPI fetches what hosts fetch before a person logs in, and what must not be there: the REST API and the metrics.
+func checkPublicAPI(ctx context.Context, public string) (findings []api.Finding) {
+	client := &http.Client{Timeout: dialTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	defer client.CloseIdleConnections()
+	warn := func(text string, args ...any) {
+		findings = append(findings, api.Finding{Severity: severityWarning, Setting: "--public-api-url", Message: fmt.Sprintf(text, args...)})
+	}
+	for _, document := range []struct{ path, member, want string }{
+		{"/.well-known/oauth-authorization-server", "issuer", public},              // RFC 8414
+		{"/.well-known/oauth-protected-resource/mcp", "resource", public + "/mcp"}, // RFC 9728
+	} {
+		status, _, body, err := fetchPublic(ctx, client, public+document.path)
+		if err != nil {
+			warn("hosts cannot log in: %s", unreachable(public, err))
+			return findings
+		}
+		var members map[string]json.RawMessage
+		var got string
+		switch err := json.Unmarshal(body, &members); {
+		case status != http.StatusOK || err != nil:
+			warn("hosts cannot log in: %s answers with status %d, and not with the document of fleetd; let the proxy pass /mcp, /sse, /.well-known/oauth-* and /oauth/ to --mcp-listen", public+document.path, status)
+			return findings
+		case json.Unmarshal(members[document.member], &got) != nil || got != document.want:
+			warn("hosts cannot log in: %s has the %s %q in place of %q; give every node the same --public-api-url, and let the name lead to this fleet", public+document.path, document.member, got, document.want)
+			return findings
+		}
+	}
+	for _, path := range []string{"/metrics", "/v1/self"} {
+		// Without a token, fleetd answers the one with text, and refuses the other with a problem document.
+		status, kind, _, err := fetchPublic(ctx, client, public+path)
+		if err == nil && (status == http.StatusOK || status == http.StatusUnauthorized && strings.HasPrefix(kind, "application/problem+json")) {
+			warn("%s answers under the public name; let the name lead to --mcp-listen, which has MCP and the login alone", public+path)
+		}
+	}
+	return findings
+}
+
+func fetchPublic(ctx context.Context, client *http.Client, address string) (status int, kind string, body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return resp.StatusCode, resp.Header.Get("Content-Type"), body, err
+}
+
+// unreachable says why nothing answers at a public address, and what to do.
+func unreachable(public string, err error) string {
+	var certificate *tls.CertificateVerificationError
+	var name *net.DNSError
+	switch {
+	case errors.As(err, &certificate):
+		return fmt.Sprintf("the certificate of %s is not valid (%v); hosts trust public certificate authorities only", public, certificate.Err)
+	case errors.As(err, &name):
+		return fmt.Sprintf("the name in %s is not known here (%v); add it to the DNS", public, name)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Sprintf("nothing listens at %s; start the proxy that has the name", public)
+	}
+	return fmt.Sprintf("%s cannot be reached from here (%v); look whether a firewall lets hosts through", public, errors.Unwrap(err))
 }
 
 // isContainer looks for the file Docker puts into every container.

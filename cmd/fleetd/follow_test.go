@@ -113,6 +113,73 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// The public name is looked at from here: what hosts need, and what should not be there.
+func TestDoctorPublicName(t *testing.T) {
+	var documents map[string]string
+	public := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, ok := documents[r.URL.Path]
+		switch {
+		case !ok:
+			http.NotFound(w, r)
+		case text == "problem":
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(401)
+		default:
+			_, _ = io.WriteString(w, text) // fails only if the client has disconnected
+		}
+	}))
+	defer public.Close()
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	defer secure.Close()
+	const server, resource = "/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource/mcp"
+	sound := func(change ...string) map[string]string {
+		all := map[string]string{server: `{"issuer":"` + public.URL + `"}`, resource: `{"resource":"` + public.URL + `/mcp"}`}
+		for i := 0; i < len(change); i += 2 {
+			all[change[i]] = change[i+1]
+		}
+		return all
+	}
+	for name, tc := range map[string]struct {
+		url       string
+		documents map[string]string
+		want      []string
+	}{
+		"sound":           {public.URL, sound(), nil},
+		"another page":    {public.URL, sound(server, "<html>"), []string{"answers with status 200, and not with the document"}},
+		"nothing":         {public.URL, nil, []string{"answers with status 404"}},
+		"another issuer":  {public.URL, sound(server, `{"issuer":"https://other.example"}`), []string{`has the issuer "https://other.example" in place of`}},
+		"another address": {public.URL, sound(resource, `{"resource":"http://node:8080/mcp"}`), []string{`has the resource "http://node:8080/mcp"`}},
+		"the whole API":   {public.URL, sound("/metrics", "up 1", "/v1/self", "problem"), []string{"/metrics answers under the public name", "/v1/self answers under the public name"}},
+		"certificate":     {secure.URL, nil, []string{"the certificate of " + secure.URL + " is not valid"}},
+		"no server":       {"http://" + closedPort(t), nil, []string{"nothing listens at"}},
+		"no name":         {"http://no.such.name.invalid", nil, []string{"no.such.name.invalid"}},
+	} {
+		documents = tc.documents
+		found := checkPublicAPI(t.Context(), tc.url)
+		if len(found) != len(tc.want) {
+			t.Errorf("%s: %+v", name, found)
+			continue
+		}
+		for i, want := range tc.want {
+			if f := found[i]; f.Severity != severityWarning || f.Setting != "--public-api-url" || !strings.Contains(f.Message, want) {
+				t.Errorf("%s: %+v, want %q", name, f, want)
+			}
+		}
+	}
+}
+
+// closedPort returns an address at which nothing listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
 func TestTargets(t *testing.T) {
 	d := apiclient.Diagnosis{Diagnosis: api.Diagnosis{OTAURL: "https://h/xiaozhi/ota/", Reply: []byte(`{"websocket":{"url":"wss://h:443/xiaozhi/v1/"}}`)}}
 	if got := targets(d); len(got) != 1 || got[0] != (target{"h", "443", true, "--device-listen", "--public-device-url"}) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -18,7 +19,33 @@ type keysCmd struct {
 	Create keysCreateCmd `cmd:"" help:"Create an API key and print its token, which is shown only once."`
 	List   keysListCmd   `cmd:"" default:"withargs" help:"List the API keys (the default)."`
 	Show   keysShowCmd   `cmd:"" help:"Show one API key, or the one that this command uses."`
-	Revoke keysRevokeCmd `cmd:"" help:"End an API key, at once and on all nodes."`
+	Revoke keysRevokeCmd `cmd:"" help:"End an API key or a grant, at once and on all nodes."`
+	Allow  keysAllowCmd  `cmd:"" help:"Print a code with which you allow an application, such as Claude.ai or ChatGPT, to use MCP."`
+}
+
+type keysAllowCmd struct {
+	Scope   []string `help:"The most that the application may do: devices:read, tools:call, tools:call:user, photos:read, events:read, jobs:read, jobs. Without it, what it asks for and your key may do." placeholder:"SCOPE[,SCOPE]" values:"devices:read,tools:call,tools:call:user,photos:read,events:read,jobs:read,jobs"`
+	Devices string   `help:"Only devices that this selects by their labels, such as room=lab; device=ID is one device." placeholder:"SELECT"`
+	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
+	jsonFlags
+}
+
+// Run makes the code. It goes to standard output alone.
+func (cmd *keysAllowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
+	if _, err := selector.Parse(cmd.Devices); err != nil {
+		return failed("--devices: %w", err)
+	}
+	code, err := apiclient.Send[api.ConsoleCode](ctx, c, apiclient.Request{Method: http.MethodPost, Path: []string{"console", "codes"},
+		Body: api.NewConsoleCode{For: "consent", Scopes: cmd.Scope, Devices: api.Selection{Text: cmd.Devices}, Tools: cmd.Tools}})
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, code)
+	}
+	fmt.Fprintln(a.stderr, "fleetd: enter this code on the page on which the application asks; it works once, within 5 minutes")
+	_, err = fmt.Fprintln(a.stdout, cleantext.Line(code.Code))
+	return err
 }
 
 type keysCreateCmd struct {
@@ -93,7 +120,11 @@ type keysListCmd struct {
 func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}
 	return printList(ctx, a, a.stdout, c, cmd.listFlags, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
-		return []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
+		name := k.Name
+		if k.Grant != nil {
+			name += " of " + k.Grant.Host
+		}
+		return []string{k.ID, name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
 	}, nil, "keys")
 }
 
@@ -129,6 +160,14 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
 		{"Devices", cmp.Or(k.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
 		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires.Time)}}
+	if g := k.Grant; g != nil {
+		host := g.Host
+		if g.Registered {
+			host += " (unverified)"
+		}
+		rows = append(rows, []string{"Application", host}, []string{"Calls itself", cmp.Or(g.Name, "nothing")}, []string{"Opens", g.Resource},
+			[]string{"Used", strings.TrimSpace(timeText(g.Used.Time, a.now()) + " " + g.Address)})
+	}
 	if k.CreatedBy != "" {
 		rows = append(rows, []string{"By", k.CreatedBy})
 	}

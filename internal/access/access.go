@@ -74,6 +74,16 @@ func (s Scopes) has(scope Scope) bool {
 	return i >= 0 && s&(1<<i) != 0
 }
 
+// Both returns the scopes that are in s, or included in one that is, and in other.
+func (s Scopes) Both(other Scopes) (both Scopes) {
+	for i, scope := range scopeBits {
+		if other.has(scope) && s.Has(scope) {
+			both |= 1 << i
+		}
+	}
+	return both
+}
+
 // Names returns the names of the set in a fixed order.
 func (s Scopes) Names() []string {
 	names := []string{}
@@ -120,7 +130,7 @@ type Caller struct {
 	Scopes  Scopes
 	Devices selector.Selector // without an Identity error
 	Tools   []string          // globs; none: all tools
-	// Through is the id of the console key that the caller uses; empty: its own key.
+	// Through is the id of the console key or the grant that the caller uses; empty: its own key.
 	Through string
 
 	wire    []byte // as written by AppendPrincipal
@@ -168,6 +178,9 @@ func mustScopes(scopes ...Scope) (s Scopes) {
 	}
 	return s
 }
+
+// Is reports whether both use the same key and, if it is a child of another one, the same child.
+func (c *Caller) Is(other *Caller) bool { return c.Key == other.Key && c.Through == other.Through }
 
 // NeedsLabels reports whether the caller's rights on a device depend on its labels.
 func (c *Caller) NeedsLabels() bool { return c != nil && c.Devices.NeedsLabels() }
@@ -278,6 +291,17 @@ type Authenticator struct {
 	IsAdmin func(token string) bool
 	// Open accepts requests without a token.
 	Open bool
+}
+
+// AuthenticateAt is Authenticate for a path of MCP, where access tokens of OAuth are valid, too. granted reports whether the
+// token is one of these.
+func (d *Authenticator) AuthenticateAt(token, path string, now time.Time) (who *Caller, granted bool, err error) {
+	if !strings.HasPrefix(token, AccessPrefix) || d.Open {
+		who, err = d.Authenticate(token, now)
+		return who, false, err
+	}
+	who, err = d.Keys.authenticateGrant(token, path, now)
+	return who, true, err
 }
 
 // Authenticate returns the caller of a token, which may be empty. Errors are those of

@@ -36,9 +36,18 @@ func (r *Registry) adminHash() string {
 	return hashOf(r.adminToken())
 }
 
-// IsForgotten reports whether a key is one of the console that ended KeepConsoleKeys ago. Everybody refuses it, known or not.
+// IsForgotten reports whether a key is one of the console that ended KeepConsoleKeys ago, or a grant that ended KeepGrants ago.
+// Everybody refuses it, known or not.
 func (k *Key) IsForgotten(now time.Time) bool {
+	if k.Grant != nil {
+		return k.endedBefore(now.Add(-KeepGrants))
+	}
 	return k.Parent.Key != "" && now.Sub(k.Expires) > KeepConsoleKeys
+}
+
+// endedBefore reports whether the key itself ended before this time.
+func (k *Key) endedBefore(t time.Time) bool {
+	return !k.Revoked.IsZero() && k.Revoked.Before(t) || !k.Expires.IsZero() && k.Expires.Before(t)
 }
 
 // ConsoleKey returns what a console key of this caller may do, without id and token, for
@@ -71,7 +80,7 @@ func (r *Registry) ConsoleKey(who *Caller, scopes Scopes, now time.Time) (Key, e
 func (r *Registry) checkChildrenLocked(parent *Parent, now time.Time) error {
 	children := r.issuing[parent.Key]
 	for _, h := range r.byID {
-		if h.key.Parent.Key == parent.Key && r.endedLocked(&h.key, now) == nil {
+		if h.key.Parent.Key == parent.Key && h.key.Grant == nil && r.endedLocked(&h.key, now) == nil {
 			children++
 		}
 	}
@@ -81,7 +90,7 @@ func (r *Registry) checkChildrenLocked(parent *Parent, now time.Time) error {
 	return nil
 }
 
-// Issue completes a key that ConsoleKey returned, and returns it with its token. It fails if the parent has ended
+// Issue completes a key that ConsoleKey or GrantKey returned, and returns it with its token. It fails if the parent has ended
 // meanwhile, or has MaxConsoleKeys: codes are not limited. Call Issued once the key is in the registry or cannot be stored.
 func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) {
 	r.mu.Lock()
@@ -89,13 +98,18 @@ func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) 
 	if err := r.endedLocked(&k, now); err != nil {
 		return Key{}, "", fmt.Errorf("%w: %q (%s)", err, k.Parent.Name, k.Parent.Key)
 	}
+	k.ID = randomText(idBytes)
+	token = tokenPrefix + k.ID + "_" + randomText(secretBytes)
+	k.Hash, k.Created = hashOf(token), now.UTC().Truncate(time.Microsecond)
+	if k.Grant != nil {
+		k.Name = "grant " + k.ID
+		return k, "", nil
+	}
 	if err := r.checkChildrenLocked(&k.Parent, now); err != nil {
 		return Key{}, "", err
 	}
 	r.issuing[k.Parent.Key]++
-	k.ID = randomText(idBytes)
-	token = tokenPrefix + k.ID + "_" + randomText(secretBytes)
-	k.Name, k.Hash, k.Created = "console "+k.ID, hashOf(token), now.UTC().Truncate(time.Microsecond)
+	k.Name = "console " + k.ID
 	if end := k.Created.Add(ConsoleKeyLife); k.Expires.IsZero() || end.Before(k.Expires) {
 		k.Expires = end
 	}
@@ -104,16 +118,15 @@ func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) 
 
 // Issued ends the issue of a key.
 func (r *Registry) Issued(k Key) {
+	if k.Grant != nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.issuing[k.Parent.Key]--; r.issuing[k.Parent.Key] == 0 {
 		delete(r.issuing, k.Parent.Key)
 	}
 }
-
-// HashConsoleCode returns the form in which a code is stored. It has more than 128 random bits, so
-// that its plain SHA-256 can be stored safely.
-func HashConsoleCode(code string) string { return hashOf("console " + code) }
 
 // EndedError returns why a key of the registry has ended, itself or with its parent; nil if it
 // is valid.

@@ -57,7 +57,8 @@ type Key struct {
 	Created time.Time         `json:"created"`
 	Expires time.Time         `json:"expires,omitzero"` // zero: the key does not expire
 	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not revoked
-	Parent  Parent            `json:"parent,omitzero"`  // of a console key
+	Parent  Parent            `json:"parent,omitzero"`  // of a console key or a grant
+	Grant   *Grant            `json:"grant,omitempty"`  // nil: it is no grant. Nobody has the token of a grant's key
 	By      string            `json:"by,omitempty"`     // name of the caller who created it; empty in keys of earlier versions
 	// Since is the version of the list of scopes when the key was created.
 	Since int `json:"since,omitempty"`
@@ -161,6 +162,7 @@ type Registry struct {
 	byID       map[string]*keyEntry
 	issuing    map[string]int // console keys on their way into the registry, by parent
 	adminToken func() string  // nil: there is none
+	openAccess func(token string, now time.Time) (grant, resource string, err error)
 }
 
 // NewRegistry returns an empty Registry.
@@ -171,6 +173,9 @@ func NewRegistry() *Registry {
 // Authenticate returns the caller of an API token. It takes the same time for every wrong
 // secret of a key. It always returns the same *Caller for a key.
 func (r *Registry) Authenticate(token string, now time.Time) (*Caller, error) {
+	if strings.HasPrefix(token, AccessPrefix) {
+		return r.authenticateGrant(token, "", now)
+	}
 	if len(token) != tokenLength || token[:len(tokenPrefix)] != tokenPrefix || token[len(tokenPrefix)+idLength] != '_' {
 		return nil, ErrToken
 	}

@@ -248,9 +248,20 @@ type Key struct {
 	Created Time      `json:"created"`
 	Expires Time      `json:"expires" doc:"It is null if that never happens."`
 	Revoked Time      `json:"revoked" doc:"It is null if the key was not revoked."`
-	Parent  string    `json:"parent,omitempty" doc:"A key of the console acts in the name of the key with this id, and ends with it; admin is the admin token."`
+	Parent  string    `json:"parent,omitempty" doc:"A key of the console, or a grant, acts in the name of the key with this id, and ends with it; admin is the admin token."`
+	Grant   *Grant    `json:"grant,omitempty" doc:"It is there if the key is a grant: what a person allowed an application to do over MCP."`
 	// CreatedBy is a name, because the key of the creator may have ended.
 	CreatedBy string `json:"created_by,omitempty" doc:"This is the name of the key that created it. Keys of earlier versions do not have it."`
+}
+
+// Grant is what is known of the application that has a grant.
+type Grant struct {
+	Host       string `json:"host" doc:"Host of the document by which the application names itself; of a registered application, that of its redirect."`
+	Name       string `json:"name,omitempty" doc:"As the application calls itself. Nobody has checked it."`
+	Registered bool   `json:"registered,omitempty" doc:"The application registered itself, so the host is what it claims."`
+	Resource   string `json:"resource" doc:"Its tokens are valid at this path of MCP and below." example:"/mcp"`
+	Used       Time   `json:"used" doc:"When the application took a token last. It is null while the database does not answer."`
+	Address    string `json:"address,omitempty" doc:"From where that was."`
 }
 
 // CreatedKey is a new key with its token.
@@ -280,14 +291,17 @@ type Self struct {
 	Through string    `json:"through,omitempty" doc:"Id of the console key that is used, if it is one."`
 }
 
-// NewConsoleCode describes a one-time code of the console.
+// NewConsoleCode describes a one-time code of the console, or one with which a person consents to an application.
 type NewConsoleCode struct {
-	Scopes []string `json:"scopes,omitempty" doc:"The key gets only these scopes of the caller. Without the member it gets all of them."`
+	For     string    `json:"for,omitempty" enum:"console,consent" doc:"A code for consent is entered on the page on which an application asks to use MCP, in place of a key. It is valid for 5 minutes, and for nothing else. Without the member the code is for the console."`
+	Scopes  []string  `json:"scopes,omitempty" doc:"The key gets only these scopes of the caller. Without the member it gets all of them; an application gets those that it asks for."`
+	Devices Selection `json:"devices,omitzero" doc:"With for consent: the application may get these devices alone."`
+	Tools   []string  `json:"tools,omitempty" doc:"With for consent: the application may get the tools alone that one of these globs matches."`
 }
 
 // ConsoleCode is a one-time code.
 type ConsoleCode struct {
-	Code    string    `json:"code" doc:"It belongs into the address of the console: /console/#code=CODE."`
+	Code    string    `json:"code" doc:"It belongs into the address of the console: /console/#code=CODE. A code for consent is typed in."`
 	Expires time.Time `json:"expires" doc:"Unless it is used before, which works once."`
 }
 
@@ -377,12 +391,14 @@ type Node struct {
 
 // Diagnosis is what a device gets at its OTA check.
 type Diagnosis struct {
-	OTAURL   string          `json:"ota_url" doc:"This is the URL to type into a device."`
-	Device   string          `json:"device"`
-	Status   int             `json:"status" doc:"This is the HTTP status of the reply."`
-	Reply    json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
-	Findings []Finding       `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
-	Probe    *Probe          `json:"probe,omitempty" doc:"A download that takes the way of firmware images. Whoever fetches it learns what a proxy does to them."`
+	OTAURL string          `json:"ota_url" doc:"This is the URL to type into a device."`
+	Device string          `json:"device"`
+	Status int             `json:"status" doc:"This is the HTTP status of the reply."`
+	Reply  json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
+	// PublicAPIURL is checked from where the caller is.
+	PublicAPIURL string    `json:"public_api_url,omitempty" doc:"The address under which hosts log in (--public-api-url); without it they do not."`
+	Findings     []Finding `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+	Probe        *Probe    `json:"probe,omitempty" doc:"A download that takes the way of firmware images. Whoever fetches it learns what a proxy does to them."`
 }
 
 // Probe is a download for a check of the way to devices.

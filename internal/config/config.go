@@ -75,6 +75,16 @@ func (c *Config) checkTogether() error {
 		return fmt.Errorf("%s may be none only while %s is a loopback address such as 127.0.0.1:8080, not %q: anybody who reaches the port could command every device",
 			mention("api-auth"), mention("api-listen"), c.APIListen)
 	}
+	if c.APIAuth == "none" && c.PublicAPIURL != "" {
+		return fmt.Errorf("%s needs %s to be token: without keys there is nothing that hosts could be allowed", mention("public-api-url"), mention("api-auth"))
+	}
+	if c.MCPListen != "" && c.APIAuth == "none" {
+		return fmt.Errorf("%s needs %s to be token: anybody who reaches the port could command every device", mention("mcp-listen"), mention("api-auth"))
+	}
+	c.OAuth = c.OAuth && c.PublicAPIURL != ""
+	if u, err := url.Parse(c.PublicAPIURL); err == nil && u.Host != "" {
+		c.MCPHosts = append(c.MCPHosts, u.Hostname())
+	}
 	if c.ProxyProtocol == "on" && len(c.TrustedProxies) == 0 {
 		return fmt.Errorf("%s needs %s: headers are taken from these alone", mention("proxy-protocol"), mention("trusted-proxies"))
 	}
@@ -115,7 +125,7 @@ func (c *Config) checkTogether() error {
 		return fmt.Errorf("%s needs %s: the tokens of its callers are made with that key", mention("gateway-api-listen"), mention("gateway-signature-key"))
 	}
 	listeners := []struct{ name, address string }{
-		{"device-listen", c.DeviceListen}, {"api-listen", c.APIListen}, {"nats-listen", c.NATSListen}, {"gateway-api-listen", c.GatewayAPIListen},
+		{"device-listen", c.DeviceListen}, {"api-listen", c.APIListen}, {"nats-listen", c.NATSListen}, {"gateway-api-listen", c.GatewayAPIListen}, {"mcp-listen", c.MCPListen},
 	}
 	if c.MQTT == "embedded" {
 		listeners = append(listeners, struct{ name, address string }{"mqtt-listen", c.MQTTListen})

@@ -77,9 +77,15 @@ type Config struct {
 	Console    bool
 	MCPHosts   []string
 	MCPOrigins []string
-	Secret     string // of --secret or --secret-file, without surrounding white space
-	SecretFile string
-	PolicyFile string
+	// PublicAPIURL is the address under which hosts reach MCP; empty: hosts cannot log in.
+	PublicAPIURL string
+	OAuth        bool // the authorization server; false without PublicAPIURL
+	OAuthCIMD    bool
+	OAuthHosts   []string
+	MCPListen    string
+	Secret       string // of --secret or --secret-file, without surrounding white space
+	SecretFile   string
+	PolicyFile   string
 	// WebhookAllow are networks and names of hosts to which webhooks may connect beside public addresses.
 	WebhookAllow []string
 	FirmwareKeys string // path
@@ -212,6 +218,10 @@ var settings = []setting{
 	{name: "device-tls-key", group: groupListen, def: "",
 		help: "Private key (PEM file) for the certificate.",
 		set:  optional(func(c *Config) *string { return &c.DeviceTLSKey }, nil)},
+	{name: "mcp-listen", group: groupListen, def: "",
+		help: "Address of a listener with MCP and the login of hosts alone, such as :8090, for the public name; empty: none.",
+		more: "It has /mcp and below, /sse, /.well-known/oauth-*, /oauth/* and /livez. See [hosts that log in](../mcp.md#hosts-that-log-in).",
+		set:  optional(func(c *Config) *string { return &c.MCPListen }, checkListen)},
 	{name: "api-tls-cert", group: groupListen, def: "",
 		help: "Certificate chain (PEM file) of the API listener, read again when it changes; empty: plain HTTP.",
 		more: "Also read again at SIGHUP. Commands on the node's machine compare the certificate with the file, whatever names it has.",
@@ -299,6 +309,19 @@ var settings = []setting{
 		help: "Web pages (comma-separated, as scheme://host[:port]) that may use MCP, beside those of this machine.",
 		more: "CORS is answered for them: [who gets in](../mcp.md#who-gets-in).",
 		set:  list(func(c *Config) *[]string { return &c.MCPOrigins }, checkOrigin)},
+	{name: "public-api-url", group: groupAccess, def: "",
+		help: "URL under which hosts of language models reach this API, such as https://fleet.example.org, without a path; empty: hosts use API keys alone.",
+		more: "It switches on the authorization server and counts as one of --mcp-hosts. The same on every node. See [hosts that log in](../mcp.md#hosts-that-log-in).",
+		set:  optional(func(c *Config) *string { return &c.PublicAPIURL }, checkPublicAPIURL)},
+	{name: "oauth", group: groupAccess, def: "true",
+		help: "true: hosts log in with OAuth if --public-api-url is given; false: they use API keys alone.",
+		set:  boolean(func(c *Config) *bool { return &c.OAuth })},
+	{name: "oauth-cimd", group: groupAccess, def: "true",
+		help: "true: a host may name itself by the URL of a document, which the node fetches; false: hosts register, for nodes without a way to the Internet.",
+		set:  boolean(func(c *Config) *bool { return &c.OAuthCIMD })},
+	{name: "oauth-hosts", group: groupAccess, def: "*",
+		help: "Who may ask to be allowed: globs (comma-separated) over the hosts of applications and of their redirects, such as claude.ai,*.openai.com,localhost.",
+		set:  list(func(c *Config) *[]string { return &c.OAuthHosts }, checkHostGlob)},
 	{name: "secret", group: groupAccess, def: "", private: true,
 		help: "Key from which device credentials and the admin token derive, at least 16 characters; all nodes of one fleet share it; empty: kept in the data dir. Flags show in process lists: prefer the variable or the file.",
 		set:  setSecret},

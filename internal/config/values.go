@@ -331,7 +331,7 @@ func list(field func(*Config) *[]string, check func(string) error) func(*Config,
 	}
 }
 
-// checkWebhookAllow checks an entry as webhooks.ParseAllow does.
+// checkWebhookAllow checks an entry as egress.Parse does.
 func checkWebhookAllow(value string) error {
 	if _, err := parsePrefix(value); err == nil {
 		return nil
@@ -340,6 +340,23 @@ func checkWebhookAllow(value string) error {
 		return errors.New("must be comma-separated networks, addresses or names of hosts such as 10.0.0.0/8,192.0.2.7,hooks.example.com")
 	}
 	return checkHost(value)
+}
+
+// checkPublicAPIURL wants a URL that can be an issuer: https, or http on this machine, without a path (RFC 8414, 2).
+func checkPublicAPIURL(value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.Host == "" || u.Path != "" || u.User != nil || u.RawQuery != "" || u.ForceQuery || strings.Contains(value, "#") || strings.ToLower(value) != value ||
+		u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(net.JoinHostPort(u.Hostname(), "80"))) {
+		return errors.New("must be https://host[:port] in small letters, without a path, or http:// with a loopback address")
+	}
+	return nil
+}
+
+func checkHostGlob(value string) error {
+	if len(value) > 253 || strings.Trim(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._*?:") != "" {
+		return errors.New("must be comma-separated host names, in which * stands for anything")
+	}
+	return nil
 }
 
 func checkHost(value string) error {

@@ -145,18 +145,29 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 	return device, photo, m.verify("snapshot", proof, device, photo, now)
 }
 
-// ConsoleCode returns a new one-time code of the console, valid until expires (whole seconds): 26 random
-// characters, and a signature by which wrong codes are refused without reading the database.
-func (m *Mint) ConsoleCode(expires time.Time) string {
+// Code returns a new one-time code, valid until expires (whole seconds): 26 random characters, and a signature by which wrong
+// codes are refused without reading the database.
+func (m *Mint) Code(purpose string, expires time.Time) string {
 	text := rand.Text()
-	return text + "." + m.expiring("console", "", text, expires)
+	return text + "." + m.expiring(purpose, "", text, expires)
 }
 
-// VerifyConsoleCode returns ErrInvalid or ErrExpired unless code is a ConsoleCode. The caller must ensure that
-// it is used once.
-func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
+// Successors returns the code that follows another one. It is the same on every node while the fleet's secret is; during
+// the grace of the previous secret, the code that this one gave is the second.
+func (m *Mint) Successors(purpose, code string, expires, now time.Time) (codes []string) {
+	for _, secret := range m.ring.Load().valid(now) {
+		if secret != nil {
+			text := tokenOf(sum(secret, "successor", purpose, code))
+			codes = append(codes, string(text[:])+"."+expiring(secret, purpose, "", string(text[:]), expires))
+		}
+	}
+	return codes
+}
+
+// VerifyCode returns ErrInvalid or ErrExpired unless code is one of this purpose. The caller must ensure that it is used once.
+func (m *Mint) VerifyCode(purpose, code string, now time.Time) error {
 	text, proof, _ := strings.Cut(code, ".")
-	return m.verify("console", proof, "", text, now)
+	return m.verify(purpose, proof, "", text, now)
 }
 
 // ProbeToken returns a new token for the download by which doctor checks the way to devices, valid until expires (whole seconds) on any
@@ -230,20 +241,63 @@ func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
 	return nil, ErrInvalid
 }
 
-// cursorPurpose separates cursors from other sealed values.
-const cursorPurpose = "cursor"
+// Purposes of tickets.
+const (
+	cursorTicket = "cursor"
+	accessTicket = "access"
+	clientTicket = "client"
+)
 
 // Cursor seals a place in a list: who reads the list learns nothing of its other rows from the cursor, and cannot
 // alter it. list names the list with its filters and its order; [Mint.Place] opens the cursor under the same name
 // alone. The result is base64url without padding.
 func (m *Mint) Cursor(list, place string, now time.Time) string {
-	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), cursorPurpose).Seal(nil, nil, []byte(place), []byte(list)))
+	return m.ticket(cursorTicket, list, place, now)
 }
 
 // Place opens the result of [Mint.Cursor] of any node. Cursors of the previous secret are valid during its grace.
 // ErrInvalid means another list, another secret, or a modified cursor.
 func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
-	box, err := base64.RawURLEncoding.DecodeString(cursor)
+	return m.openTicket(cursorTicket, list, cursor, now)
+}
+
+// AccessToken seals a grant's id, the resource that the token opens, and its end (whole seconds).
+func (m *Mint) AccessToken(grant, resource string, expires, now time.Time) string {
+	return m.ticket(accessTicket, "", strconv.FormatInt(expires.Unix(), 10)+" "+grant+" "+resource, now)
+}
+
+// OpenAccessToken opens the result of [Mint.AccessToken]. ErrExpired means that the token was valid once.
+func (m *Mint) OpenAccessToken(token string, now time.Time) (grant, resource string, err error) {
+	text, err := m.openTicket(accessTicket, "", token, now)
+	if err != nil {
+		return "", "", err
+	}
+	end, rest, _ := strings.Cut(text, " ")
+	grant, resource, _ = strings.Cut(rest, " ")
+	if seconds, err := strconv.ParseInt(end, 10, 64); err != nil || now.Unix() >= seconds {
+		return grant, resource, ErrExpired
+	}
+	return grant, resource, nil
+}
+
+// ClientID seals the metadata of a registered application: nothing of it is stored.
+func (m *Mint) ClientID(metadata string, now time.Time) string {
+	return m.ticket(clientTicket, "", metadata, now)
+}
+
+// OpenClientID opens the result of [Mint.ClientID], or returns ErrInvalid.
+func (m *Mint) OpenClientID(id string, now time.Time) (metadata string, err error) {
+	return m.openTicket(clientTicket, "", id, now)
+}
+
+// ticket seals a text for a purpose, under a name. The result is base64url without padding.
+func (m *Mint) ticket(purpose, name, text string, now time.Time) string {
+	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), purpose).Seal(nil, nil, []byte(text), []byte(name)))
+}
+
+// openTicket opens the result of ticket of any node. Those of the previous secret are valid during its grace.
+func (m *Mint) openTicket(purpose, name, ticket string, now time.Time) (string, error) {
+	box, err := base64.RawURLEncoding.DecodeString(ticket)
 	if err != nil {
 		return "", ErrInvalid
 	}
@@ -251,8 +305,8 @@ func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
 		if secret == nil {
 			continue
 		}
-		if place, err := boxOf(secret, cursorPurpose).Open(nil, nil, box, []byte(list)); err == nil {
-			return string(place), nil
+		if text, err := boxOf(secret, purpose).Open(nil, nil, box, []byte(name)); err == nil {
+			return string(text), nil
 		}
 	}
 	return "", ErrInvalid
@@ -296,9 +350,13 @@ func boxOf(secret *key, purpose string) cipher.AEAD {
 
 // expiring returns base64url of eight bytes of expiry and sixteen of MAC.
 func (m *Mint) expiring(purpose, device, object string, expires time.Time) string {
+	return expiring(m.ring.Load().last(), purpose, device, object, expires)
+}
+
+func expiring(secret *key, purpose, device, object string, expires time.Time) string {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], uint64(expires.Unix()))
-	signature := sum(m.ring.Load().last(), purpose, device, object, string(b[:8]))
+	signature := sum(secret, purpose, device, object, string(b[:8]))
 	copy(b[8:], signature[:])
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }

@@ -57,18 +57,18 @@ func TestDeviceTokenBindsEveryField(t *testing.T) {
 	}
 }
 
-func TestConsoleCode(t *testing.T) {
+func TestCode(t *testing.T) {
 	m, now := mint(t, secret), time.Unix(1_800_000_000, 0)
-	code := m.ConsoleCode(now.Add(time.Minute))
-	if err := m.VerifyConsoleCode(code, now.Add(59*time.Second)); err != nil || code == m.ConsoleCode(now.Add(time.Minute)) {
+	code := m.Code("console", now.Add(time.Minute))
+	if err := m.VerifyCode("console", code, now.Add(59*time.Second)); err != nil || code == m.Code("console", now.Add(time.Minute)) {
 		t.Errorf("%q: %v", code, err)
 	}
-	if err := m.VerifyConsoleCode(code, now.Add(time.Minute)); !errors.Is(err, ErrExpired) {
+	if err := m.VerifyCode("console", code, now.Add(time.Minute)); !errors.Is(err, ErrExpired) {
 		t.Errorf("expired: %v", err)
 	}
-	for _, bad := range []string{"", ".", code[1:], "x" + code, code + "A", strings.Replace(code, ".", "", 1), m.UploadToken("", now.Add(time.Minute))} {
+	for _, bad := range []string{"", ".", code[1:], "x" + code, code + "A", strings.Replace(code, ".", "", 1), m.UploadToken("", now.Add(time.Minute)), m.Code("consent", now.Add(time.Minute))} {
 		// security: K19
-		if err := m.VerifyConsoleCode(bad, now); !errors.Is(err, ErrInvalid) {
+		if err := m.VerifyCode("console", bad, now); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

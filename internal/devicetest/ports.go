@@ -117,7 +117,7 @@ func Refresh(t testing.TB, s *fleet.Service) {
 
 // FleetPorts are these as the ports of a core.
 func (p *Ports) FleetPorts() fleet.Ports {
-	return fleet.Ports{Records: p, Catalogs: p, Ledger: &ledger{p.Ledger, p}, Codes: p.Ledger, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
+	return fleet.Ports{Records: p, Catalogs: p, Ledger: &ledger{p.Ledger, p}, Codes: p.Ledger, Grants: p.Ledger, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
 }
 
 func (p *Ports) new(t testing.TB, cfg fleet.Config, change func(*fleet.Ports)) *fleet.Service {

@@ -57,7 +57,8 @@ type Ports struct {
 	Voice     speech.Voice     // may be nil
 	Audit     audit.Auditor    // may be nil
 	Changes   Changes          // may be nil: the log of changes cannot be read
-	Codes     ConsoleCodes     // may be nil: there is no console
+	Codes     Codes            // may be nil: there is no console
+	Grants    Grants           // may be nil: there is no OAuth
 	Recorder  devices.Recorder // may be nil
 	Tracer    devices.Tracer   // may be nil
 	Log       *slog.Logger

@@ -16,6 +16,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -244,7 +245,7 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 			var err error
 			if x.by.Caller, err = s.opt.Auth.Authenticate(token, now); err != nil {
 				status := http.StatusUnauthorized
-				if s.opt.Failures.FailedRequest(x.r) {
+				if !errors.Is(err, access.ErrResource) && s.opt.Failures.FailedRequest(x.r) {
 					status = http.StatusTooManyRequests
 				}
 				x.w.Header().Set("Connection", "close")

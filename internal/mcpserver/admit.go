@@ -21,9 +21,10 @@ import (
 
 // requestInfo is the caller of a request or session, and the server that it addresses.
 type requestInfo struct {
-	caller *access.Caller
-	from   string
-	device devices.ID // empty: the whole fleet
+	caller  *access.Caller
+	granted bool // with an access token of OAuth
+	from    string
+	device  devices.ID // empty: the whole fleet
 
 	request *request                // the HTTP request that carries it
 	slot    *sessionSlot            // for the session that the request may open
@@ -69,6 +70,7 @@ const (
 type refusal struct {
 	reason string
 	err    *devices.Error
+	scopes string // that an application needs for the request, and lacks at least one of; empty: that is not the reason
 }
 
 func refuse(reason string, code devices.Code, detail string) *refusal {
@@ -79,10 +81,13 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	s.stats.Refused.Add(denied.reason, 1)
 	status, _ := denied.err.Code.Status()
 	h := w.Header()
+	if denied.scopes != "" {
+		h.Set("WWW-Authenticate", `Bearer error="insufficient_scope", scope="`+denied.scopes+`", resource_metadata="`+s.origin(r)+PathMetadata+r.URL.Path+`"`)
+	}
 	switch status {
 	case http.StatusUnauthorized:
 		h.Set("Connection", "close") // leaves the connection to clients that authenticate
-		h.Set("WWW-Authenticate", `Bearer resource_metadata="`+base(r)+PathMetadata+r.URL.Path+`"`)
+		h.Set("WWW-Authenticate", s.challenge(r))
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		h.Set("Retry-After", "1")
 	}
@@ -133,15 +138,22 @@ func isLocalName(host string) bool { return strings.EqualFold(host, "localhost")
 
 // identify authenticates a request and finds the server that it addresses.
 func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
-	who, err := s.opt.Auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now())
+	who, granted, err := s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+	if errors.Is(err, access.ErrUnknownGrant) { // of another node, a moment ago
+		if err := s.opt.Service.CatchUp(r.Context()); err != nil {
+			return nil, &refusal{reason: refusedToken, err: devices.AsError(err)}
+		}
+		who, granted, err = s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+	}
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
-		if r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
+		genuine := granted && !errors.Is(err, access.ErrToken) // it was valid once, or is valid at another address
+		if r.Header.Get("Authorization") != "" && !genuine && s.opt.Failures.FailedRequest(r) {
 			return nil, refuse(refusedGuesses, devices.CodeRateLimited, "too many wrong tokens from this address; try again later with a valid one")
 		}
 		return nil, refuse(refusedToken, devices.CodeUnauthorized, unauthorized(err))
 	}
-	v := &requestInfo{caller: who, from: s.opt.Failures.Client(r)}
+	v := &requestInfo{caller: who, granted: granted, from: s.opt.Failures.Client(r)}
 	if s.opt.Draining() {
 		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; send the request to another node")
 	}
@@ -154,6 +166,9 @@ func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 	}
 	if v.device, err = devices.ParseID(text); err != nil {
 		return nil, refuse(refusedPath, devices.CodeNotFound, err.Error())
+	}
+	if denied := v.needs(access.ScopeRead); denied != nil {
+		return nil, denied
 	}
 	if err := s.opt.Service.Permit(r.Context(), v.by(), access.ScopeRead, v.device); err != nil {
 		s.note(v.by(), r.Method, v.device, err)
@@ -169,7 +184,7 @@ func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 
 func unauthorized(err error) string {
 	switch {
-	case errors.Is(err, access.ErrExpired), errors.Is(err, access.ErrRevoked):
+	case errors.Is(err, access.ErrExpired), errors.Is(err, access.ErrRevoked), errors.Is(err, access.ErrResource):
 		return err.Error()
 	}
 	return "give an API key as `Authorization: Bearer ...`; `fleetd keys create` makes one"
@@ -183,8 +198,33 @@ func base(r *http.Request) string {
 	return "http://" + r.Host
 }
 
-// metadata implements RFC 9728: the protected resource, and how to send a key. Operators
-// create the keys; there is no authorization server.
+// origin returns the address of this server for a client. It is the configured one if there is: what is derived from a request
+// could be forged, and hosts compare it.
+func (s *Server) origin(r *http.Request) string {
+	if s.opt.Issuer != "" {
+		return s.opt.Issuer
+	}
+	return base(r)
+}
+
+// firstScopes are what a host should ask for first. Hosts ask for all that the metadata of a resource names; the server's has the others.
+var firstScopes = []string{string(access.ScopeRead), string(access.ScopeCall)}
+
+// challenge is the WWW-Authenticate of a refusal (RFC 6750, 3; RFC 9728, 5.1). The error is for a host that sent a token, and has to
+// get another one.
+func (s *Server) challenge(r *http.Request) string {
+	text := `Bearer resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
+	if s.opt.Issuer != "" {
+		text += `, scope="` + strings.Join(firstScopes, " ") + `"`
+	}
+	if r.Header.Get("Authorization") != "" {
+		text += `, error="invalid_token"`
+	}
+	return text
+}
+
+// metadata implements RFC 9728: the protected resource, how to send a token, and the authorization server if there is one.
+// Without one, operators create keys.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 	resource := strings.TrimPrefix(r.URL.Path, PathMetadata)
 	if resource == "" {
@@ -194,12 +234,18 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return
 	}
+	var servers []string
+	scopes := access.AllScopes().Names()
+	if s.opt.Issuer != "" {
+		servers, scopes = []string{s.opt.Issuer}, firstScopes
+	}
 	body, err := json.Marshal(struct {
 		Resource string   `json:"resource"`
 		Name     string   `json:"resource_name"`
+		Servers  []string `json:"authorization_servers,omitempty"`
 		Methods  []string `json:"bearer_methods_supported"`
 		Scopes   []string `json:"scopes_supported"`
-	}{base(r) + resource, "fleetd", []string{"header"}, access.AllScopes().Names()})
+	}{s.origin(r) + resource, "fleetd", servers, []string{"header"}, scopes})
 	if err != nil { // cannot fail for strings
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

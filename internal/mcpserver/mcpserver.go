@@ -94,6 +94,8 @@ type Options struct {
 	// Hosts are names of the API besides IP addresses and localhost. Origins are web
 	// pages that may send requests, as scheme://host[:port].
 	Hosts, Origins []string
+	// Issuer is the address under which hosts reach MCP, and of the authorization server; empty: hosts use API keys alone.
+	Issuer string
 	// Node is the prefix of session ids, by which a load balancer finds the node.
 	Node     string
 	Version  string
@@ -226,7 +228,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if wantsAuthorization(r.URL.Path) {
-		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no authorization server; create an API key with `fleetd keys create`"))
+		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no authorization server at this path; create an API key with `fleetd keys create`"))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, PathMetadata) {
@@ -254,6 +256,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer leave()
 	r = r.WithContext(ctx)
+	if denied := v.lacksScope(r); denied != nil {
+		s.refuse(w, r, denied)
+		return
+	}
 	if !s.beginRequest(w, r, v, connlimit.WorkOfBody(r, BodyLimit)) {
 		return
 	}

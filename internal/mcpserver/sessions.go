@@ -243,7 +243,7 @@ func (s *sessions) enterSession(id string, v *requestInfo) (leave func(), denied
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	x := s.byID[id]
-	if x != nil && (x.v.caller.Key != v.caller.Key || x.v.device != v.device) {
+	if x != nil && (!x.v.caller.Is(v.caller) || x.v.device != v.device) {
 		return nil, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key, or at another address")
 	}
 	x.beginLocked()

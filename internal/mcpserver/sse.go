@@ -35,7 +35,7 @@ func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, v *requestInfo
 		switch {
 		case stream == nil:
 			http.Error(w, "session not found", http.StatusNotFound)
-		case stream.v.caller.Key != v.caller.Key:
+		case !stream.v.caller.Is(v.caller):
 			s.refuse(w, r, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key"))
 		default:
 			s.postSSE(w, r, stream)

@@ -32,6 +32,7 @@ import (
 	"fleetd/internal/firmware"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpserver"
+	"fleetd/internal/oauth"
 	"fleetd/internal/provision"
 	"fleetd/internal/recorder"
 	"fleetd/internal/store"
@@ -135,7 +136,8 @@ type node struct {
 	device      *http.Server
 	api         *http.Server
 	mcp         *mcpserver.Server
-	certificate *certificate // nil without TLS
+	oauth       *oauth.Server // nil: hosts use API keys alone
+	certificate *certificate  // nil without TLS
 	// apiCertificate is nil without TLS on the API.
 	apiCertificate *certificate
 	hangups        chan os.Signal
@@ -333,7 +335,7 @@ func (n *node) startCore(ctx context.Context) error {
 		fleet.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
 			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, IsNodeAlive: isAlive, PolicyFixed: n.policy != nil,
 			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit, OnRotation: n.rotated, OnRestored: n.restored.set},
-		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Codes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
+		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Codes: n.ledger, Grants: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
 			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Recorder: steps, Tracer: n.tracer, Log: n.log})
 	n.service.Keys().SetAdmin(n.mint.AdminToken)
 	n.onStop(n.service.Close)

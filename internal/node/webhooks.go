@@ -3,13 +3,14 @@ package node
 import (
 	"crypto/rand"
 
+	"fleetd/internal/egress"
 	"fleetd/internal/store/webhookstore"
 	"fleetd/internal/webhooks"
 )
 
 // startWebhooks starts to deliver webhooks. They end before the parts from which they read.
 func (n *node) startWebhooks() error {
-	allow, err := webhooks.ParseAllow(n.cfg.WebhookAllow)
+	allow, err := egress.Parse("--webhook-allow", n.cfg.WebhookAllow)
 	if err != nil {
 		return err
 	}

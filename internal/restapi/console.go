@@ -2,6 +2,7 @@ package restapi
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -32,7 +33,8 @@ type createCodeInput struct{ Body *api.NewConsoleCode }
 
 func (s *Server) consoleRoutes() {
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/console/codes", about{id: "createConsoleCode", anyone: true, tag: tagAccess, summary: "Make a one-time code of the console",
-		text:   "What `fleetd console` does. The code is exchanged for a key of the console, which has the caller's rights or fewer, acts in its name, and ends with it.",
+		text: "What `fleetd console` does. The code is exchanged for a key of the console, which has the caller's rights or fewer, acts in its name, and ends with it. " +
+			"With `for` `consent`, what `fleetd keys allow` does: a person enters the code to let an application use MCP.",
 		status: http.StatusCreated, answer: "The code, for /console/#code=CODE.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.createConsoleCode)
 	login := s.operation(http.MethodPost, pathConsoleKeys, about{id: "createConsoleKey", public: true, tag: tagAccess, summary: "Exchange a one-time code for a key",
 		text: "Once, within a minute, on any node. The key ends after 12 h, or with the key that made the code. Wrong codes are delayed like wrong tokens.", status: http.StatusCreated,
@@ -79,12 +81,31 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 			return nil, badRequest(err.Error())
 		}
 	}
+	if in.Body != nil && in.Body.For == access.CodeConsent {
+		return s.createConsentCode(ctx, in.Body, scopes)
+	}
 	if s.opt.Console == nil {
 		return nil, s.problem(ctx, errConsoleOff)
 	}
 	expires := clock.Now().Add(access.ConsoleCodeLife).Truncate(time.Second)
-	code := s.opt.Mint.ConsoleCode(expires)
+	code := s.opt.Mint.Code(access.CodeConsole, expires)
 	if err := s.opt.Service.SaveConsoleCode(ctx, caller(ctx), scopes, code, expires); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
+}
+
+// createConsentCode makes a code with which a person consents to an application.
+func (s *Server) createConsentCode(ctx context.Context, body *api.NewConsoleCode, scopes access.Scopes) (*secret[api.ConsoleCode], error) {
+	most := fleet.Consent{Scopes: scopes, Tools: body.Tools}
+	if !body.Devices.IsZero() {
+		if err := json.Unmarshal(body.Devices.JSON, &most.Devices); err != nil {
+			return nil, badRequest("devices: " + err.Error())
+		}
+	}
+	expires := clock.Now().Add(access.ConsentCodeLife).Truncate(time.Second)
+	code := s.opt.Mint.Code(access.CodeConsent, expires)
+	if err := s.opt.Service.SaveConsentCode(ctx, caller(ctx), most, code, expires); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
@@ -95,7 +116,7 @@ func (s *Server) createConsoleKey(ctx context.Context, in *struct{ Body api.Cons
 	var k access.Key
 	var token string
 	who := access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}
-	err := s.opt.Mint.VerifyConsoleCode(in.Body.Code, clock.Now())
+	err := s.opt.Mint.VerifyCode(access.CodeConsole, in.Body.Code, clock.Now())
 	if err != nil { // guesses do not reach the database
 		err = fleet.ErrConsoleCode
 		s.opt.Service.NoteRefusal(who, fleet.ActionConsoleLogin, "", err)

@@ -16,6 +16,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 func withConsole(o *Options) {
@@ -219,5 +220,102 @@ func TestConsoleLoginOff(t *testing.T) {
 	// security: N4
 	if w.Code != 403 {
 		t.Errorf("%d", w.Code)
+	}
+}
+
+// A consent code has at most the rights of whoever asks for it, and opens neither REST nor the console. An access token opens nothing here.
+func TestConsentCodes(t *testing.T) {
+	f := newFleet(t, withConsole)
+	f.service.Keys().SetAccessTokens(func(token string, _ time.Time) (grant, resource string, err error) {
+		return strings.TrimPrefix(token, access.AccessPrefix), "/mcp", nil
+	})
+	kitchen := f.key(t, "kitchen", "devices:read tools:call webhooks", "room=kitchen", "self.a.*")
+	broker := f.key(t, "broker", "broker", "")
+	console, _ := f.login(t, kitchen)
+	for name, c := range map[string]struct {
+		token, body string
+		status      int
+	}{
+		"all that it may":     {kitchen, `{"for":"consent"}`, 201},
+		"less":                {kitchen, `{"for":"consent","scopes":["devices:read"],"devices":"floor=1","tools":["self.a.b"]}`, 201},
+		"of a console key":    {console.Token, `{"for":"consent"}`, 201},
+		"more scopes":         {kitchen, `{"for":"consent","scopes":["jobs"]}`, 400},
+		"a right of no grant": {kitchen, `{"for":"consent","scopes":["webhooks"]}`, 400},
+		"of admins":           {f.token, `{"for":"consent","scopes":["admin"]}`, 400},
+		"more tools":          {kitchen, `{"for":"consent","tools":["self.*"]}`, 400},
+		"no such selection":   {kitchen, `{"for":"consent","devices":"room="}`, 400},
+		"a key without any":   {broker, `{"for":"consent"}`, 400},
+		"another purpose":     {kitchen, `{"for":"everything"}`, 400},
+		"a wrong token":       {"fld_x", `{"for":"consent"}`, 401},
+	} {
+		r := f.do(t, "POST", "/v1/console/codes", c.body, as(c.token)...)
+		// security: H20
+		if r.status != c.status {
+			t.Errorf("%s: %d %s", name, r.status, r.body)
+			continue
+		}
+		if r.status != 201 {
+			continue
+		}
+		var code api.ConsoleCode
+		if err := json.Unmarshal([]byte(r.body), &code); err != nil || time.Until(code.Expires) > access.ConsentCodeLife {
+			t.Fatalf("%s: %v", r.body, err)
+		}
+		// security: H23
+		f.do(t, "POST", "/v1/console/keys", `{"code":"`+code.Code+`"}`, "Authorization", "").problem(t, 401, devices.CodeUnauthorized)
+		who, err := f.service.TakeConsentCode(t.Context(), code.Code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// security: H20
+		if who.Through != "" || who.Name != "kitchen" || who.Scopes.Has(access.ScopeWebhooks) || len(who.Tools) != 1 || !strings.Contains(who.Devices.String(), "room=kitchen") {
+			t.Errorf("%s: %+v", name, who)
+		}
+	}
+	f.do(t, "POST", "/v1/console/codes", `{"for":"consent"}`, "Authorization", "").problem(t, 401, devices.CodeUnauthorized)
+	who, err := f.service.Keys().Authenticate(kitchen, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := f.service.Keys().GrantKey(who, access.Grant{Host: "claude.ai", Resource: "/mcp"}, who.Scopes.Both(access.GrantScopes), selector.Selector{}, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k, err = f.service.IssueGrant(t.Context(), access.Principal{From: "192.0.2.7"}, k, func(id string) string { return id }); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/v1/devices", "/v1/self", "/v1/keys", "/v1/nothing"} {
+		// security: H21
+		f.do(t, "GET", path, "", as(access.AccessPrefix+k.ID)...).problem(t, 403, devices.CodeForbidden)
+	}
+	// security: H21
+	f.do(t, "POST", "/v1/console/codes", `{"for":"consent"}`, as(access.AccessPrefix+k.ID)...).problem(t, 403, devices.CodeForbidden)
+	var shown api.Key
+	f.do(t, "GET", "/v1/keys/"+k.ID, "").json(t, &shown)
+	if shown.State != "valid" || shown.Grant == nil || shown.Grant.Host != "claude.ai" || shown.Grant.Address != "192.0.2.7" || shown.Grant.Used.IsZero() || shown.CreatedBy != "kitchen" {
+		t.Errorf("%+v %+v", shown, shown.Grant)
+	}
+	listed := func() bool {
+		var keys api.List[api.Key]
+		f.do(t, "GET", "/v1/keys", "").json(t, &keys)
+		return slices.ContainsFunc(keys.Items, func(l api.Key) bool { return l.ID == k.ID })
+	}
+	if !listed() {
+		t.Error("a grant is not listed")
+	}
+	use := access.GrantUse{ID: k.ID, Used: time.Now().Add(-access.GrantIdle)}
+	if err := f.ports.Ledger.SaveGrant(t.Context(), use); err != nil {
+		t.Fatal(err)
+	}
+	if f.do(t, "GET", "/v1/keys/"+k.ID, "").json(t, &shown); shown.State != "expired" || !listed() {
+		t.Errorf("unused for long: %+v", shown)
+	}
+	// The database has pruned it, and the memory of this node has not.
+	use.Used = use.Used.Add(-access.KeepGrants)
+	if err := f.ports.Ledger.SaveGrant(t.Context(), use); err != nil {
+		t.Fatal(err)
+	}
+	if listed() {
+		t.Error("a grant that was forgotten is listed")
 	}
 }

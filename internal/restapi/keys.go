@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -20,6 +21,9 @@ import (
 func (s *Server) newAPIKey(k access.Key, now time.Time) api.Key {
 	out := api.Key{ID: k.ID, Name: k.Name, Scopes: k.Scopes.Names(), Devices: selectionOf(k.Devices), Tools: append([]string{}, k.Tools...), State: "valid",
 		Created: api.At(k.Created), Expires: api.At(k.Expires), Revoked: api.At(k.Revoked), Parent: k.Parent.Key, CreatedBy: cmp.Or(k.By, k.Parent.Name)}
+	if g := k.Grant; g != nil {
+		out.Grant = &api.Grant{Host: g.Host, Name: g.Name, Registered: g.Registered, Resource: g.Resource}
+	}
 	switch s.opt.Service.Keys().EndedError(k, now) {
 	case access.ErrExpired:
 		out.State = "expired"
@@ -60,8 +64,12 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 	}
 	var keys []api.Key
 	now := clock.Now()
-	for _, k := range s.opt.Service.Keys().Keys() {
-		keys = append(keys, s.newAPIKey(k, now))
+	all := s.opt.Service.Keys().Keys()
+	uses := s.grantUses(ctx, all...)
+	for _, k := range all {
+		if !k.IsForgotten(now) && (k.Grant == nil || uses == nil || now.Sub(uses[k.ID].Used) < access.GrantIdle+access.KeepGrants) {
+			keys = append(keys, addUse(s.newAPIKey(k, now), uses, now))
+		}
 	}
 	list, err := fillPage(p, pieceLimit, inMemory(keys, func(k *api.Key) string { return fmt.Sprintf("%020d %s", k.Created.UnixMicro(), k.ID) }))
 	return answerOf(s, ctx, list, err)
@@ -103,7 +111,36 @@ func (s *Server) getKey(ctx context.Context, in *KeyPath) (*tagged[api.Key], err
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	if k.Grant != nil {
+		k = addUse(k, s.grantUses(ctx, access.Key{Grant: &access.Grant{}}), clock.Now())
+	}
 	return quoted(k.Revision(), k), nil
+}
+
+// grantUses returns when grants were used, if one of the keys is a grant and the database answers.
+func (s *Server) grantUses(ctx context.Context, keys ...access.Key) map[string]access.GrantUse {
+	if !slices.ContainsFunc(keys, func(k access.Key) bool { return k.Grant != nil }) {
+		return nil
+	}
+	uses, err := s.opt.Service.GrantUses(ctx)
+	if err != nil {
+		return nil // the list says that it is not known
+	}
+	return uses
+}
+
+// addUse adds to a grant when it was used, and whether it has ended for want of that. The database forgets grants before the
+// memory of this node does.
+func addUse(k api.Key, uses map[string]access.GrantUse, now time.Time) api.Key {
+	if k.Grant == nil || uses == nil {
+		return k
+	}
+	use := uses[k.ID]
+	k.Grant.Used, k.Grant.Address = api.At(use.Used), use.Address
+	if k.State == "valid" && now.Sub(use.Used) >= access.GrantIdle {
+		k.State = "expired"
+	}
+	return k
 }
 
 func (s *Server) revokeKey(ctx context.Context, in *revokeKeyInput) (*revokedAnswer, error) {

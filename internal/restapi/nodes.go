@@ -77,6 +77,9 @@ func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {
 		b = append(b, "null"...)
 	}
 	b = append(b, d.Reply...)
+	if s.opt.PublicAPIURL != "" {
+		b = jsonspan.AppendString(append(b, `,"public_api_url":`...), s.opt.PublicAPIURL)
+	}
 	b = append(b, `,"findings":[`...)
 	for i, f := range d.Findings {
 		if i > 0 {

@@ -14,6 +14,7 @@ package restapi
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -119,6 +120,8 @@ type Options struct {
 	// MaxFirmware is how many bytes a firmware file may have.
 	MaxFirmware int64
 	Diagnoser   Diagnoser
+	// PublicAPIURL is the address under which hosts log in; empty: they do not.
+	PublicAPIURL string
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;
@@ -263,7 +266,9 @@ func (s *Server) admit(r *http.Request) *problem {
 	if s.opt.AuthNone {
 		return s.admitLocal(r)
 	}
-	if _, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now()); err != nil {
+	if _, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now()); errors.Is(err, access.ErrResource) {
+		return newProblem(&devices.Error{Code: devices.CodeForbidden, Detail: err.Error()})
+	} else if err != nil {
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error() +
 			": give an API key (`fleetd keys create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
 		s.opt.Service.NoteRefusal(access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)

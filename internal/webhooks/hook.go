@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/egress"
 	"fleetd/internal/selector"
 	"fleetd/internal/timespan"
 )
@@ -100,7 +101,7 @@ type Store interface {
 }
 
 // check returns an error of CodeBadRequest if the settings of a webhook are not valid.
-func (h *Hook) check(allow *Allow) error {
+func (h *Hook) check(allow *egress.Allow) error {
 	u, err := url.Parse(h.URL)
 	switch {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "", len(h.URL) > maxURL:
@@ -110,7 +111,7 @@ func (h *Hook) check(allow *Allow) error {
 	case len(h.Types) == 0:
 		return devices.Errorf(devices.CodeBadRequest, "types is missing: name the events to deliver, some of %s", kinds())
 	}
-	if err := allow.checkHost(u.Hostname()); err != nil {
+	if err := allow.CheckHost(u.Hostname()); err != nil {
 		return devices.Errorf(devices.CodeBadRequest, "url: %s", err.Error())
 	}
 	for i, kind := range h.Types {

@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/egress"
 	"fleetd/internal/timescale"
 )
 
@@ -81,7 +82,7 @@ type Options struct {
 	Fleet    Fleet
 	Events   Events
 	Mint     *credential.Mint
-	Allow    *Allow
+	Allow    *egress.Allow
 	Instance string // of this process, unlike that of any other
 	// Open accepts the creator of a fleet without tokens (--api-auth none).
 	Open    bool

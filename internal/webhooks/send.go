@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/egress"
 )
 
 // Limits of one delivery.
@@ -50,18 +51,10 @@ type sender struct {
 	agent  string
 }
 
-func newSender(allow *Allow, version string) *sender {
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
-			return nil, err
-		}
-		dialer := net.Dialer{Timeout: sendTimeout, Control: allow.control(host)}
-		return dialer.DialContext(ctx, network, address)
-	}
+func newSender(allow *egress.Allow, version string) *sender {
 	return &sender{agent: "fleetd/" + version, client: &http.Client{Timeout: sendTimeout,
 		// No proxy: the address that is dialled would be that of the proxy.
-		Transport:     &http.Transport{DialContext: dial, TLSHandshakeTimeout: sendTimeout, MaxIdleConns: MaxHooks * maxFlight, MaxIdleConnsPerHost: maxFlight, IdleConnTimeout: idleConns, MaxResponseHeaderBytes: maxAnswer},
+		Transport:     &http.Transport{DialContext: allow.Dialer(sendTimeout), TLSHandshakeTimeout: sendTimeout, MaxIdleConns: MaxHooks * maxFlight, MaxIdleConnsPerHost: maxFlight, IdleConnTimeout: idleConns, MaxResponseHeaderBytes: maxAnswer},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 

@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"fleetd/internal/egress"
 )
 
 // An error names what is wrong with the receiver.
@@ -41,7 +43,7 @@ func TestFailuresInWords(t *testing.T) {
 		}()
 		return "http://" + l.Addr().String()
 	}
-	allow, err := ParseAllow([]string{"127.0.0.1", "receiver.invalid"})
+	allow, err := egress.Parse("--webhook-allow", []string{"127.0.0.1", "receiver.invalid"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/egress"
 	"fleetd/internal/events"
 	"fleetd/internal/natstest"
 	"fleetd/internal/racetest"
@@ -164,7 +165,7 @@ func (w *world) manager(allow ...string) (*webhooks.Manager, *wire) {
 	if allow == nil {
 		allow = []string{"127.0.0.0/8"}
 	}
-	allowed, err := webhooks.ParseAllow(allow)
+	allowed, err := egress.Parse("--webhook-allow", allow)
 	if err != nil {
 		w.t.Fatal(err)
 	}

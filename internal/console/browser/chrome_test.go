@@ -302,6 +302,16 @@ func (p *page) await(script string) {
 	}
 }
 
+// awaitThat waits for something that the page itself does not show.
+func (p *page) awaitThat(what string, happened func() bool) {
+	p.t.Helper()
+	for deadline := time.Now().Add(wait); !happened(); time.Sleep(poll) {
+		if time.Now().After(deadline) {
+			p.t.Fatalf("never: %s", what)
+		}
+	}
+}
+
 // shows waits until the page contains a text.
 func (p *page) shows(text string) {
 	p.t.Helper()

@@ -24,7 +24,7 @@ var points = []struct{ what, tests, missing string }{
 	{"No, wrong, expired and revoked keys: a dialog, then the same page with what was entered", "TestKeys TestKeyEndsInAForm restapi.TestWrongConsoleCodes", ""},
 	{"A key for some devices and tools sees and counts these alone, and is refused in words", "TestKeys TestKeyEndsInAForm", ""},
 	{"The key is in web storage alone, and after logging out in no tab", "TestKeys TestKeyStaysInItsPlace", ""},
-	{"A one-time link works once, for a minute, on any node", "TestLink credential.TestConsoleCode fleettest.TestConsoleAcrossNodes restapi.TestWrongConsoleCodes", ""},
+	{"A one-time link works once, for a minute, on any node", "TestLink credential.TestCode fleettest.TestConsoleAcrossNodes restapi.TestWrongConsoleCodes", ""},
 	{"Without API keys there is no login, and no way in for other sites", "TestWithoutKeys restapi.TestNoToken restapi.TestConsoleWithoutTokens", ""},
 	{"10,000 devices: the table, filters and pages are bounded", "TestLargeFleet", ""},
 	{"A change of a device reaches its row and the counts; rows, focus and selection stay", "TestTableFollows TestAnswerOlderThanItsEvent TestCountsOfAFilter", ""},
@@ -59,7 +59,7 @@ func TestPoints(t *testing.T) {
 	if len(points) != 36 {
 		t.Errorf("%d points", len(points))
 	}
-	others := []string{"TestPoints", "TestBench", "TestPicture", "TestJob", "TestWebhooksPage", "TestTracePage", "TestAttention", "TestAttentionUnknown", "TestHappenings", "TestSearch", "TestChosenDevices", "TestControls", "TestTimeline", "TestDeviceInWords", "TestJobsSayWhatTheyNeed", "TestThreeTaps", "TestFirmwarePage", "TestFirmwareChanges"} // of this table, of make bench, of the README, and of pages that came later
+	others := []string{"TestPoints", "TestBench", "TestPicture", "TestJob", "TestWebhooksPage", "TestTracePage", "TestAttention", "TestAttentionUnknown", "TestHappenings", "TestSearch", "TestChosenDevices", "TestControls", "TestTimeline", "TestDeviceInWords", "TestJobsSayWhatTheyNeed", "TestThreeTaps", "TestFirmwarePage", "TestFirmwareChanges", "TestConsent", "TestGrants"} // of this table, of make bench, of the README, and of pages that came later
 	used := map[string]bool{}
 	for i, point := range points {
 		if point.tests == "" {

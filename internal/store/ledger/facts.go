@@ -24,7 +24,7 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 			return nil, database.Rule(fmt.Errorf("encode key %s: %w", k.ID, err))
 		}
 		var consoleUntil int64
-		if k.Parent.Key != "" {
+		if k.Parent.Key != "" && k.Grant == nil {
 			consoleUntil = database.Micros(k.Expires)
 		}
 		n, err := t.exec(ctx, `INSERT INTO api_keys (id, document, revoked_at, console_until) VALUES ($1, $2, $3, $4)
@@ -37,25 +37,24 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 	})
 }
 
-// SaveConsoleCode implements fleet.ConsoleCodes.
-func (l *Ledger) SaveConsoleCode(ctx context.Context, hash string, k access.Key, expires time.Time) error {
-	document, err := json.Marshal(k)
-	if err != nil {
-		return fmt.Errorf("encode a key of the console: %w", err)
-	}
+// SaveCode implements fleet.Codes.
+func (l *Ledger) SaveCode(ctx context.Context, hash string, document []byte, expires time.Time) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
-		_, err := t.exec(ctx, `INSERT INTO console_codes (hash, document, expires_at) VALUES ($1, $2, $3)`,
+		n, err := t.exec(ctx, `INSERT INTO console_codes (hash, document, expires_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO NOTHING`,
 			hash, database.Clean(string(document)), database.Micros(expires))
+		if err == nil && n == 0 {
+			err = database.Rule(devices.ErrConflict)
+		}
 		return err
 	})
 }
 
-// TakeConsoleCode implements fleet.ConsoleCodes.
-func (l *Ledger) TakeConsoleCode(ctx context.Context, hash string, now time.Time) (access.Key, error) {
-	var document string
+// TakeCode implements fleet.Codes.
+func (l *Ledger) TakeCode(ctx context.Context, hash string, now time.Time) (document []byte, err error) {
+	var text string
 	var expires int64
-	err := l.do(ctx, func(ctx context.Context, t *transaction) error {
-		err := t.tx.QueryRowContext(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash).Scan(&document, &expires)
+	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
+		err := t.tx.QueryRowContext(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash).Scan(&text, &expires)
 		if isNoRows(err) {
 			return database.Rule(devices.ErrNotFound)
 		}
@@ -63,15 +62,61 @@ func (l *Ledger) TakeConsoleCode(ctx context.Context, hash string, now time.Time
 	})
 	switch {
 	case err != nil:
-		return access.Key{}, err
+		return nil, err
 	case !now.Before(database.Instant(expires)):
-		return access.Key{}, devices.ErrNotFound
+		return nil, devices.ErrNotFound
 	}
-	var k access.Key
-	if err := json.Unmarshal([]byte(document), &k); err != nil {
-		return k, fmt.Errorf("a stored code of the console is invalid: %.100q: %w", document, err)
+	return []byte(text), nil
+}
+
+// SaveGrant implements fleet.Grants.
+func (l *Ledger) SaveGrant(ctx context.Context, use access.GrantUse) error {
+	return l.do(ctx, func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `INSERT INTO oauth_grants (id, refresh, previous, rotated_at, used_at, address) VALUES ($1, $2, '', $3, $3, $4)`,
+			use.ID, use.Refresh, database.Micros(use.Used), database.Clean(use.Address))
+		return err
+	})
+}
+
+const grantColumns = `id, refresh, previous, rotated_at, used_at, address`
+
+func scanGrant(scan func(...any) error) (use access.GrantUse, err error) {
+	var rotated, used int64
+	err = scan(&use.ID, &use.Refresh, &use.Previous, &rotated, &used, &use.Address)
+	use.Rotated, use.Used = database.Instant(rotated), database.Instant(used)
+	return use, err
+}
+
+// RotateGrant implements fleet.Grants.
+func (l *Ledger) RotateGrant(ctx context.Context, old string, next access.GrantUse) (use access.GrantUse, moved bool, err error) {
+	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
+		n, err := t.exec(ctx, `UPDATE oauth_grants SET previous = refresh, refresh = $3, rotated_at = $4, used_at = $4, address = $5 WHERE id = $1 AND refresh = $2 AND used_at > $6`,
+			next.ID, old, next.Refresh, database.Micros(next.Used), database.Clean(next.Address), database.Micros(next.Used.Add(-access.GrantIdle)))
+		if err != nil {
+			return err
+		}
+		moved = n == 1
+		use, err = scanGrant(t.tx.QueryRowContext(ctx, `SELECT `+grantColumns+` FROM oauth_grants WHERE id = $1`, next.ID).Scan)
+		if isNoRows(err) {
+			return database.Rule(devices.ErrNotFound)
+		}
+		return err
+	})
+	return use, moved, err
+}
+
+// GrantUses implements fleet.Grants.
+func (l *Ledger) GrantUses(ctx context.Context) ([]access.GrantUse, error) {
+	ctx, cancel, err := l.host.BeginRead(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return k, nil
+	defer cancel()
+	uses, err := database.Collect(ctx, l.db.Read, scanGrant, `SELECT `+grantColumns+` FROM oauth_grants`)
+	if err != nil {
+		return nil, l.host.UseError(ctx, "reading the last use of grants", err)
+	}
+	return uses, nil
 }
 
 // SavePolicy implements registry.Ledger.

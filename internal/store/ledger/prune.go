@@ -73,7 +73,7 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err err
 	return deleted, err
 }
 
-// pruneConsole deletes codes that nobody used, and console keys some time after their end. No
+// pruneConsole deletes codes that nobody used, and console keys and grants some time after their end. No
 // change is written: nodes refuse what has ended, whether they have it in memory or not.
 func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
@@ -82,7 +82,17 @@ func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 			return err
 		}
 		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-access.KeepConsoleKeys)))
-		if err == nil && codes+keys == 0 {
+		if err != nil {
+			return err
+		}
+		// Who was revoked was not used since.
+		unused := database.Micros(now.Add(-access.GrantIdle - access.KeepGrants))
+		grants, err := t.exec(ctx, `DELETE FROM api_keys WHERE id IN (SELECT id FROM oauth_grants WHERE used_at < $1)`, unused)
+		if err != nil {
+			return err
+		}
+		uses, err := t.exec(ctx, `DELETE FROM oauth_grants WHERE used_at < $1`, unused)
+		if err == nil && codes+keys+grants+uses == 0 {
 			return database.Rule(nil)
 		}
 		return err

@@ -42,6 +42,7 @@ func RunLedger(t *testing.T, makeDatabase Maker) {
 		{"a device that connected does not expire", testExpiry},
 		{"keys, policy and rotation", testFleetFacts},
 		{"codes and keys of the console", testConsoleCodes},
+		{"grants", testGrants},
 		{"the snapshot", testSnapshot},
 		{"refused clients, and the key of their hashes", testRefused},
 		{"old changes go", testPruneChanges},
@@ -699,19 +700,19 @@ func testConsoleCodes(t *testing.T, db Database) {
 	l, other := openLedger(t, db.URL), openLedger(t, db.URL)
 	child := access.Key{Scopes: access.AllScopes(), Tools: []string{"*get*"}, Parent: access.Parent{Key: "abcdefgh", Name: "key"}}
 	for _, hash := range []string{"a", "b", "c"} {
-		if err := l.SaveConsoleCode(t.Context(), hash, child, start.Add(time.Minute)); err != nil {
+		if err := l.SaveCode(t.Context(), hash, []byte(`{"of":"`+hash+`"}`), start.Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// security: K19
-	if k, err := other.TakeConsoleCode(t.Context(), "a", start.Add(59*time.Second)); err != nil || !reflect.DeepEqual(k, child) {
-		t.Errorf("on another node: %+v, %v", k, err)
+	if document, err := other.TakeCode(t.Context(), "a", start.Add(59*time.Second)); err != nil || string(document) != `{"of":"a"}` {
+		t.Errorf("on another node: %s, %v", document, err)
 	}
-	_, err := l.TakeConsoleCode(t.Context(), "a", start)
+	_, err := l.TakeCode(t.Context(), "a", start)
 	mustBe(t, err, devices.ErrNotFound)
-	_, err = l.TakeConsoleCode(t.Context(), "b", start.Add(time.Minute))
+	_, err = l.TakeCode(t.Context(), "b", start.Add(time.Minute))
 	mustBe(t, err, devices.ErrNotFound)
-	_, err = l.TakeConsoleCode(t.Context(), "none", start)
+	_, err = l.TakeCode(t.Context(), "none", start)
 	mustBe(t, err, devices.ErrNotFound)
 	if _, err := l.SaveKey(t.Context(), "test", "key", access.Key{ID: "abcdefgh", Name: "key", Created: start}); err != nil {
 		t.Fatal(err)
@@ -729,6 +730,53 @@ func testConsoleCodes(t *testing.T, db Database) {
 		}
 		if codes, keys := db.Count(t, `SELECT count(*) FROM console_codes`), db.Count(t, `SELECT count(*) FROM api_keys`); int64(codes) != tc.codes || int64(keys) != tc.keys {
 			t.Errorf("at %v: %d codes, %d keys", tc.at, codes, keys)
+		}
+	}
+}
+
+// testGrants checks that a refresh token is replaced once, whichever nodes try, and that what was not used for long is deleted
+// with its key.
+func testGrants(t *testing.T, db Database) {
+	l, other := openLedger(t, db.URL), openLedger(t, db.URL)
+	if _, err := l.SaveKey(t.Context(), "test", "grant", access.Key{ID: "grantaaa", Parent: access.Parent{Key: "abcdefgh"}, Grant: &access.Grant{Host: "app.example"}, Created: start}); err != nil {
+		t.Fatal(err)
+	}
+	first := access.GrantUse{ID: "grantaaa", Refresh: "one", Used: start, Address: "192.0.2.1"}
+	if err := l.SaveGrant(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	next := access.GrantUse{ID: "grantaaa", Refresh: "two", Used: start.Add(time.Minute), Address: "192.0.2.2"}
+	want := access.GrantUse{ID: "grantaaa", Refresh: "two", Previous: "one", Rotated: next.Used, Used: next.Used, Address: "192.0.2.2"}
+	// security: H25
+	for _, tc := range []struct {
+		l     *ledger.Ledger
+		old   string
+		moved bool
+	}{{l, "zero", false}, {other, "one", true}, {l, "one", false}, {other, "one", false}} {
+		use, moved, err := tc.l.RotateGrant(t.Context(), tc.old, next)
+		if err != nil || moved != tc.moved || tc.moved && !reflect.DeepEqual(use, want) {
+			t.Errorf("from %s: %+v, %v, %v", tc.old, use, moved, err)
+		}
+	}
+	late := next
+	late.Used = next.Used.Add(access.GrantIdle)
+	if _, moved, err := l.RotateGrant(t.Context(), "two", late); err != nil || moved {
+		t.Errorf("unused for long: %v, %v", moved, err)
+	}
+	if uses, err := l.GrantUses(t.Context()); err != nil || len(uses) != 1 || !reflect.DeepEqual(uses[0], want) {
+		t.Errorf("%+v, %v", uses, err)
+	}
+	_, _, err := l.RotateGrant(t.Context(), "one", access.GrantUse{ID: "none"})
+	mustBe(t, err, devices.ErrNotFound)
+	for _, tc := range []struct {
+		after time.Duration
+		left  int
+	}{{access.GrantIdle, 1}, {access.GrantIdle + access.KeepGrants + 2*ledger.PruneEvery, 0}} {
+		if _, err := l.Prune(t.Context(), next.Used.Add(tc.after)); err != nil {
+			t.Fatal(err)
+		}
+		if grants, keys := db.Count(t, `SELECT count(*) FROM oauth_grants`), db.Count(t, `SELECT count(*) FROM api_keys`); grants != tc.left || keys != tc.left {
+			t.Errorf("after %v: %d grants, %d keys", tc.after, grants, keys)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import { Jobs, Job } from "./pages/jobs.js";
 import { NewJob } from "./pages/newjob.js";
 import { Events } from "./pages/events.js";
 import { Audit } from "./pages/audit.js";
-import { Access } from "./pages/access.js";
+import { Access, Allow } from "./pages/access.js";
 import { Nodes, Doctor } from "./pages/nodes.js";
 import { Stats } from "./pages/stats.js";
 import { Call } from "./pages/call.js";
@@ -157,7 +157,7 @@ function Frame({ self }) {
           ${self.expires && html`<p>${s.session.ends(until(self.expires))}</p>`}
           <p class="faint">${self.scopes.join(", ")}</p>
           <label class="check"><input type="checkbox" checked=${inUTC} onChange=${(e) => setClock(e.target.checked)} /> ${s.session.utc}</label>
-          ${self.key !== "open" && html`<button type="button" onClick=${() => api.logout(!!self.through)}>${s.session.logout}</button>`}
+          ${self.key !== "open" && html`<${Allow} /><button type="button" onClick=${() => api.logout(!!self.through)}>${s.session.logout}</button>`}
         </div></details>
       </header>
       <${Update} />

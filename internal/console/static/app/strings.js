@@ -382,6 +382,7 @@ export const s = {
     never: "never", token: "The key is shown once. Copy it now.", revoke: "Revoke",
     revokeAsk: (name) => `The key ${name} ends at once, on all nodes.`,
     inForce: (nodes) => `In force on: ${nodes}. It is recorded when the database is back.`,
+    allow: "Allow an application", code: "Enter this code on the page on which the application asks. It works once, within 5 minutes.", allowed: (by) => `allowed by ${by}`, unverified: "unverified", itself: (name) => `calls itself “${name}”`, end: "End",
     noKeys: "No keys yet.", consoleKey: "The keys that fleetd console makes end by themselves after 12 hours.",
   },
   policy: {

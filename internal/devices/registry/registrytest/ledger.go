@@ -26,7 +26,8 @@ type Ledger struct {
 	members   map[devices.ID]devices.Member
 	rotation  devices.Rotation
 	keys      map[string]access.Key
-	codes     map[string]consoleCode // by hash
+	codes     map[string]code // by hash
+	grants    map[string]access.GrantUse
 	policy    access.Policy
 	clientKey devices.ClientKey
 	log       []devices.Change
@@ -36,14 +37,14 @@ type Ledger struct {
 	commitLate bool
 }
 
-type consoleCode struct {
-	key     access.Key
-	expires time.Time
+type code struct {
+	document []byte
+	expires  time.Time
 }
 
 // New returns an empty Ledger.
 func New() *Ledger {
-	return &Ledger{lineage: "first", clientKey: "key", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}, codes: map[string]consoleCode{}}
+	return &Ledger{lineage: "first", clientKey: "key", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}, codes: map[string]code{}, grants: map[string]access.GrantUse{}}
 }
 
 func (l *Ledger) enter() (func(), error) {
@@ -311,30 +312,74 @@ func (l *Ledger) SaveKey(_ context.Context, who, id string, k access.Key) ([]dev
 	return l.fleetLocked(devices.AspectKey, id, who, k), nil
 }
 
-// SaveConsoleCode implements fleet.ConsoleCodes.
-func (l *Ledger) SaveConsoleCode(_ context.Context, hash string, k access.Key, expires time.Time) error {
+// SaveCode implements fleet.Codes.
+func (l *Ledger) SaveCode(_ context.Context, hash string, document []byte, expires time.Time) error {
 	leave, err := l.enter()
 	if err != nil {
 		return err
 	}
 	defer leave()
-	l.codes[hash] = consoleCode{k, expires}
+	if _, ok := l.codes[hash]; ok {
+		return devices.ErrConflict
+	}
+	l.codes[hash] = code{document, expires}
 	return nil
 }
 
-// TakeConsoleCode implements fleet.ConsoleCodes.
-func (l *Ledger) TakeConsoleCode(_ context.Context, hash string, now time.Time) (access.Key, error) {
+// TakeCode implements fleet.Codes.
+func (l *Ledger) TakeCode(_ context.Context, hash string, now time.Time) ([]byte, error) {
 	leave, err := l.enter()
 	if err != nil {
-		return access.Key{}, err
+		return nil, err
 	}
 	defer leave()
 	code, ok := l.codes[hash]
 	delete(l.codes, hash)
 	if !ok || !now.Before(code.expires) {
-		return access.Key{}, devices.ErrNotFound
+		return nil, devices.ErrNotFound
 	}
-	return code.key, nil
+	return code.document, nil
+}
+
+// SaveGrant implements fleet.Grants.
+func (l *Ledger) SaveGrant(_ context.Context, use access.GrantUse) error {
+	leave, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	use.Rotated = use.Used
+	l.grants[use.ID] = use
+	return nil
+}
+
+// RotateGrant implements fleet.Grants.
+func (l *Ledger) RotateGrant(_ context.Context, old string, next access.GrantUse) (access.GrantUse, bool, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return access.GrantUse{}, false, err
+	}
+	defer leave()
+	use, ok := l.grants[next.ID]
+	switch {
+	case !ok:
+		return use, false, devices.ErrNotFound
+	case use.Refresh != old || next.Used.Sub(use.Used) >= access.GrantIdle:
+		return use, false, nil
+	}
+	next.Previous, next.Rotated = old, next.Used
+	l.grants[next.ID] = next
+	return next, true, nil
+}
+
+// GrantUses implements fleet.Grants.
+func (l *Ledger) GrantUses(context.Context) ([]access.GrantUse, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return slices.Collect(maps.Values(l.grants)), nil
 }
 
 // SavePolicy implements registry.Ledger.

@@ -26,27 +26,37 @@ function Keys({ query }) {
   const [made, setMade] = useState(null);
   const [open, setOpen] = useState(false);
   const [told, setTold] = useState("");
+  const [problem, setProblem] = useState(null);
   const revoke = (key) => async () => {
     const answer = await request("DELETE", path("v1", "keys", key.id));
     setTold(answer ? s.access.inForce(line(answer.nodes.join(", "))) : "");
     list.reload();
   };
+  const end = (grant) => () => { setProblem(null); revoke(grant)().catch(setProblem); };
   const created = (key) => { setOpen(false); setMade(key); list.reload(); };
   const columns = [
-    { name: c.name, text: (k) => k.id, cell: (k) => html`<${Said} text=${k.name} max=${64} /><small class="second mono">${k.id}</small>`, keep: true },
+    { name: c.name, text: (k) => k.id, cell: (k) => html`<${Said} text=${k.grant?.host || k.name} max=${64} />${k.grant && html` <small>${[k.grant.registered && s.access.unverified, k.grant.name && s.access.itself(line(k.grant.name, 64))].filter(Boolean).join(", ")}</small>`}<small class="second mono">${k.id}</small>`, keep: true },
     { name: c.opens, text: opens, cell: (k) => html`<span title=${k.scopes.join(", ")}><bdi>${capital(line(opens(k), 600))}</bdi></span>`, kind: "names", bare: true },
-    { name: c.made, text: (k) => k.created, cell: (k) => html`${k.parent ? s.access.console(line(k.parent, 60)) : k.created_by && line(k.created_by, 64)} <small><${Time} at=${k.created} /></small>` },
-    { name: c.used, text: (k) => k.id, cell: (k) => k.state === "valid" && !k.parent && html`<${LastUse} id=${k.id} />`, keep: list.data?.items.some((k) => k.state === "valid" && !k.parent) },
+    { name: c.made, text: (k) => k.created, cell: (k) => html`${k.grant ? s.access.allowed(line(k.created_by, 64)) : k.parent ? s.access.console(line(k.parent, 60)) : k.created_by && line(k.created_by, 64)} <small><${Time} at=${k.created} /></small>` },
+    { name: c.used, text: (k) => k.id, cell: (k) => (k.grant ? k.grant.used && html`${line(k.grant.address, 60)} <small><${Time} at=${k.grant.used} /></small>` : k.state === "valid" && !k.parent && html`<${LastUse} id=${k.id} />`), keep: list.data?.items.some((k) => k.grant || (k.state === "valid" && !k.parent)) },
     { name: c.state, text: (k) => word("key", k.state), cell: (k) => html`<${Outcome} tone=${k.state === "valid" ? "good" : "neutral"}>${word("key", k.state)}<//>`, bare: true },
     { name: c.ends, text: (k) => k.expires || s.access.never, cell: (k) => (k.expires ? html`<${Time} at=${k.expires} exact />` : s.access.never) },
-    { name: c.change, text: () => "", cell: (k) => k.state === "valid" && html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`, keep: true, bare: true }];
-  return html`<div class="actions"><button type="button" class="primary" onClick=${() => setOpen(true)}>${s.access.create}</button></div>
+    { name: c.change, text: () => "", cell: (k) => k.state === "valid" && (k.grant ? html`<button type="button" onClick=${end(k)}>${s.access.end}</button>` : html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`), keep: true, bare: true }];
+  return html`<div class="actions"><button type="button" class="primary" onClick=${() => setOpen(true)}>${s.access.create}</button><${Allow} /></div>
     ${open && html`<${NewKey} onClose=${() => setOpen(false)} onMade=${created} />`}
     ${made && html`<section class="notice warn" data-test="token"><p>${s.access.token} <bdi>${line(made.name)}</bdi></p><${Copyable} text=${made.token} /><button type="button" onClick=${() => setMade(null)}>${s.close}</button></section>`}
-    ${told && html`<p class="notice" role="status">${told}</p>`}
+    <${Problem} error=${problem} />${told && html`<p class="notice" role="status">${told}</p>`}
     <section class="panel"><${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Grid} columns=${columns} items=${items} id=${(k) => k.id} />` : html`<p class="blank">${s.access.noKeys}</p>`)}<//></section><p class="faint">${s.access.consoleKey}</p>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(x) => setQuery({ cursor: x })} />
     <${Command} cli=${["keys", "list"]} url="/v1/keys" />`;
+}
+
+// Allow makes a code with which a person allows an application, on the page on which it asks.
+export function Allow() {
+  const [made, setMade] = useState(null);
+  const make = () => request("POST", "/v1/console/codes", { body: { for: "consent" } }).then(setMade, (error) => setMade({ error }));
+  return html`<button type="button" onClick=${make}>${s.access.allow}</button>${made && html`<${Dialog} title=${s.access.allow} onClose=${() => setMade(null)}>
+    ${made.code && html`<p>${s.access.code}</p><${Copyable} text=${made.code} />`}<${Problem} error=${made.error} /><//>`}`;
 }
 
 // LastUse is the newest entry of a key in the audit, which has calls, changes and refusals, and no reading.

@@ -1,24 +1,29 @@
-package webhooks
+// Package egress decides to which addresses this node connects for somebody else: public ones, and those that an operator
+// allows. What decides is the address that is dialled, whatever a name meant when it was looked at before.
+package egress
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
-// Allow decides to which addresses webhooks may connect: public ones, and those of --webhook-allow.
+// Allow decides to which addresses a client may connect: public ones, and those of its setting. It is immutable.
 type Allow struct {
+	setting  string
 	networks []netip.Prefix
 	hosts    []string
 }
 
-// ParseAllow reads the entries of --webhook-allow: networks such as 10.0.0.0/8, addresses, and names of hosts, which
-// are allowed whatever they resolve to.
-func ParseAllow(entries []string) (*Allow, error) {
-	a := &Allow{}
+// Parse reads what is allowed beside public addresses: networks such as 10.0.0.0/8, addresses, and names of hosts, which
+// are allowed whatever they resolve to. setting is the name of the setting, for refusals; empty: there is none.
+func Parse(setting string, entries []string) (*Allow, error) {
+	a := &Allow{setting: setting}
 	for _, entry := range entries {
 		if prefix, err := netip.ParsePrefix(entry); err == nil {
 			a.networks = append(a.networks, prefix.Masked())
@@ -48,19 +53,22 @@ var reserved = func() (list []netip.Prefix) {
 	return list
 }()
 
-// checkAddr returns an error if a webhook may not connect to this address.
+// checkAddr returns an error if a client may not connect to this address.
 func (a *Allow) checkAddr(addr netip.Addr) error {
 	addr = addr.Unmap().WithZone("")
 	in := func(p netip.Prefix) bool { return p.Contains(addr) }
 	if !slices.ContainsFunc(reserved, in) || slices.ContainsFunc(a.networks, in) {
 		return nil
 	}
-	return fmt.Errorf("%s is not a public address; an operator can allow it with --webhook-allow", addr)
+	if a.setting == "" {
+		return fmt.Errorf("%s is not a public address", addr)
+	}
+	return fmt.Errorf("%s is not a public address; an operator can allow it with %s", addr, a.setting)
 }
 
-// checkHost returns an error if the host of a URL is an address to which a webhook may not connect. A name is checked when
+// CheckHost returns an error if the host of a URL is an address to which a client may not connect. A name is checked when
 // it is dialled.
-func (a *Allow) checkHost(host string) error {
+func (a *Allow) CheckHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return a.checkAddr(addr)
 	}
@@ -83,5 +91,17 @@ func (a *Allow) control(host string) func(network, address string, _ syscall.Raw
 			return err
 		}
 		return a.checkAddr(addr)
+	}
+}
+
+// Dialer returns a function for http.Transport that connects only where it may, within timeout.
+func (a *Allow) Dialer(timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		dialer := net.Dialer{Timeout: timeout, Control: a.control(host)}
+		return dialer.DialContext(ctx, network, address)
 	}
 }
