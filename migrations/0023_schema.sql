@@ -37,7 +37,7 @@ CREATE TABLE fleet_revision (
 );
 INSERT INTO fleet_revision (one, n, lineage) VALUES (1, 0, '');
 
--- The log of decisions, each of one aspect of one device, or of the fleet.
+-- The change log: decisions, each of one aspect of one device, or of the fleet.
 CREATE TABLE changes (
     revision BIGINT NOT NULL PRIMARY KEY,
     id       TEXT COLLATE "binary" NOT NULL,  -- random; what is tried again has the same

@@ -119,7 +119,7 @@ type chipsRemoveCmd struct {
 
 // Run removes one.
 func (cmd *chipsRemoveCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	if err := cmd.ask(a, "Remove the chip key of "+cmd.Serial+"? The chip cannot prove itself any longer."); err != nil {
+	if err := cmd.ask(a, "Remove the chip key of "+cmd.Serial+"? Its device is then no longer admitted by its signature."); err != nil {
 		return err
 	}
 	return a.change(cmd.Serial, "removed; a device that it proved stays a member", c.Do(ctx, http.MethodDelete, nil, "attestation", "keys", cmd.Serial))

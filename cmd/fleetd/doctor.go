@@ -44,8 +44,8 @@ type doctorCmd struct {
 	Secrets bool `help:"Print the device's password and token, too."`
 }
 
-// errStranding is the end of a diagnosis with errors in it.
-var errStranding = exitError{errors.New("devices cannot work with these settings; see the errors above"), exitRefused}
+// errUnreachable is the end of a diagnosis with errors in it.
+var errUnreachable = exitError{errors.New("devices cannot work with these settings; see the errors above"), exitRefused}
 
 // Run prints what a device receives and what is wrong with it.
 func (d *doctorCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
@@ -78,7 +78,7 @@ func (d *doctorCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 		}
 	}
 	if slices.ContainsFunc(findings, func(f api.Finding) bool { return f.Severity == severityError }) {
-		return errStranding
+		return errUnreachable
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func maskSecrets(document []byte) []byte {
 
 func printFindings(a *app, findings []api.Finding) error {
 	if len(findings) == 0 {
-		fmt.Fprintln(a.stdout, "\nNothing found that would strand a device.")
+		fmt.Fprintln(a.stdout, "\nNothing found that makes a device unreachable.")
 		return nil
 	}
 	fmt.Fprintln(a.stdout, "\nFindings:")

@@ -227,7 +227,7 @@ type RotatedSecret struct {
 	AdminToken    string `json:"admin_token" doc:"This is the new token. The one of this request is not valid any more."`
 }
 
-// Change is one entry of the log of decisions.
+// Change is one entry of the change log.
 type Change struct {
 	Revision int64           `json:"revision"`
 	Device   string          `json:"device" doc:"It is empty for a decision about the fleet."`
@@ -397,7 +397,7 @@ type Diagnosis struct {
 	Reply  json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
 	// PublicAPIURL is checked from where the caller is.
 	PublicAPIURL string    `json:"public_api_url,omitempty" doc:"The address under which hosts log in (--public-api-url); without it they do not."`
-	Findings     []Finding `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+	Findings     []Finding `json:"findings" nullable:"false" doc:"Settings that make devices unreachable, and others worth knowing."`
 	Probe        *Probe    `json:"probe,omitempty" doc:"A download that takes the way of firmware images. Whoever fetches it learns what a proxy does to them."`
 }
 

@@ -37,7 +37,7 @@ func (c *Client) PatchSelected(ctx context.Context, selection string, edit api.S
 	return Send[api.SelectionEdited](ctx, c, Request{Method: http.MethodPatch, Path: []string{"devices"}, Query: Query{"select": selection}, Body: edit, Timeout: BulkTimeout})
 }
 
-// Forget removes a device and makes its credentials worthless.
+// Forget removes a device and invalidates its credentials.
 func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.Do(ctx, http.MethodDelete, nil, "devices", id)
 }
@@ -48,7 +48,7 @@ func (c *Client) Approve(ctx context.Context, id, client string) error {
 	return c.Do(ctx, http.MethodPost, api.Approval{Client: client}, "devices", id, "approve")
 }
 
-// Revoke raises a device's credentials to a new generation: the old ones are worthless, and the device waits for
+// Revoke raises a device's credentials to a new generation: the old ones are no longer valid, and the device waits for
 // approval from its next OTA check on.
 func (c *Client) Revoke(ctx context.Context, id string) (api.Revocation, error) {
 	return c.revoke(ctx, http.MethodPost, "devices", id, "revoke")

@@ -173,7 +173,7 @@ func TestNoProof(t *testing.T) {
 }
 
 // A wrong signature for a listed number is reported, costs its challenge, and
-// never admits; the right hardware can still prove itself at its next check.
+// never admits; the right chip can still sign at its next check.
 func TestWrongSignature(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	challenge := c.checkIn(t, robot, "c1")

@@ -105,7 +105,7 @@ var EventKinds = []EventInfo{
 	{EventNotification, ".<method>", "the device sent an MCP notification", "`method`, `params`", true, NotificationsStream},
 	{EventPhoto, "", "the device uploaded a photo or snapshot", "`photo`, `question`, `bytes`", true, EventsStream},
 	{EventPending, "", "the device got an activation code and is pending approval", "`client`, `known` (true: another client of a known device id)", true, EventsStream},
-	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#hardware-that-proves-itself) for it was",
+	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#chip-keys) for it was",
 		"`client`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
 	{EventFirmware, "", "an OTA check shows another [image](../firmware.md#what-a-device-runs) than the last one; published after the database has it",
 		"`from` and `to`, each with `version` and `elf_sha256`, `board`, `cause`: `foreign` (fleetd did not give it)", true, EventsStream},

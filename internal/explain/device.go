@@ -21,8 +21,8 @@ const (
 	replaceCount   = 3 // takeovers within replaceTime
 	flapTime       = 5 * time.Minute
 	flapCount      = 5
-	unwellTime     = 10 * time.Minute // how long a symptom of a connected device counts
-	unwellCalls    = 2
+	symptomTime    = 10 * time.Minute // how long a symptom of a connected device counts
+	symptomCalls   = 2
 	disputeTime    = 10 * time.Minute
 	evidenceLength = 6
 	// A device that makes bootCount OTA checks of one image within bootTime is in a boot loop. Stock firmware checks once
@@ -417,7 +417,7 @@ func mcpState(f *facts) (finding, bool) {
 
 func audioSilent(f *facts) (finding, bool) {
 	s, ok := f.last(devices.StepSilent)
-	if !ok || f.now.Sub(s.At) > unwellTime {
+	if !ok || f.now.Sub(s.At) > symptomTime {
 		return finding{}, false
 	}
 	return finding{"udp_silent", false, fmt.Sprintf("A conversation was open for 10 seconds and no audio arrived, %s.", ago(f.now, s.At))}, true
@@ -430,7 +430,7 @@ func callsUnanswered(f *facts) (finding, bool) {
 	for _, c := range f.calls {
 		timedOut := c.Sent && !c.Late && c.Outcome == string(devices.CodeDeviceTimeout) && c.Detail != devices.DetailCancelled
 		switch ended := c.At.Add(c.Took); {
-		case f.now.Sub(c.At) > unwellTime:
+		case f.now.Sub(c.At) > symptomTime:
 		case timedOut || c.Late:
 			if seen[c.Call] = true; timedOut && ended.After(unanswered) {
 				unanswered = ended
@@ -442,7 +442,7 @@ func callsUnanswered(f *facts) (finding, bool) {
 		}
 	}
 	switch connected, _ := f.last(devices.StepConnected); {
-	case len(seen) >= unwellCalls:
+	case len(seen) >= symptomCalls:
 		return finding{"main_loop_busy", false, fmt.Sprintf("It is connected, but %d calls of the last 10 minutes were answered late or not at all.", len(seen))}, true
 	case unanswered.After(answered) && unanswered.After(connected.At):
 		return finding{"main_loop_busy", false, fmt.Sprintf("It is connected, but did not answer its last call, which ended %s.", ago(f.now, unanswered))}, true
@@ -469,7 +469,7 @@ func isWebSocketEnd(reason devices.CloseReason) bool {
 
 func overLimit(f *facts) (finding, bool) {
 	s, ok := f.last(devices.StepLimit)
-	if !ok || f.now.Sub(s.At) > unwellTime {
+	if !ok || f.now.Sub(s.At) > symptomTime {
 		return finding{}, false
 	}
 	return finding{"rate_limited", true, fmt.Sprintf("It sends more %s than it may, last %s; the rest is dropped.", s.Text, ago(f.now, s.At))}, true
@@ -482,7 +482,7 @@ var stockDeviations = []string{"error_no_code", "error_unescaped", "unparsable",
 // deviates finds deviations from the protocol of a device that has other than stock firmware.
 func deviates(f *facts) (finding, bool) {
 	for _, s := range f.steps {
-		if s.Kind == devices.StepDeviation && f.now.Sub(s.At) <= unwellTime && !slices.Contains(stockDeviations, s.Text) {
+		if s.Kind == devices.StepDeviation && f.now.Sub(s.At) <= symptomTime && !slices.Contains(stockDeviations, s.Text) {
 			return finding{"protocol", true, fmt.Sprintf("It works, but deviates from the protocol: %s, last %s.", s.Text, ago(f.now, s.At))}, true
 		}
 	}

@@ -102,7 +102,7 @@ func TestRotateSecret(t *testing.T) {
 		t.Errorf("audit: %s %s", out, errs)
 	}
 	if out, _, _ := c.Nodes[2].Command(t, "changes", "--json"); !strings.Contains(out, `"secret":1`) || strings.Contains(out, "sealed") {
-		t.Error("the log of decisions does not have the rotation, or shows what is sealed")
+		t.Error("the change log does not have the rotation, or shows what is sealed")
 	}
 	if _, errs, status := c.Nodes[2].Command(t, "secret", "rotate", "--yes"); status != 2 || !strings.Contains(errs, "rotated already") {
 		t.Errorf("within the grace: %d %s", status, errs)

@@ -95,7 +95,7 @@ var fleetTools = []mcp.Tool{
 			`"timeout_seconds":{"type":"integer","minimum":1,"maximum":300,"default":60}}}`),
 		OutputSchema: schema(`{"type":"object","properties":{"reached":{"type":"boolean"},"device":` + deviceSchema + `,` + failureSchema + `}}`)},
 	{Name: "explain_device", Title: "Explain a device or call", Annotations: reads,
-		Description: "Returns why a device is offline or unwell, or why a call failed: cause, evidence and what to do. Use it after device_offline or a timeout; not for a state alone (get_device_status). " +
+		Description: "Returns why a device is offline or has a problem, or why a call failed: cause, evidence and what to do. Use it after device_offline or a timeout; not for a state alone (get_device_status). " +
 			"Example: {\"device\":\"Kitchen lamp\"}.",
 		InputSchema: schema(`{"type":"object","additionalProperties":false,"properties":{` + deviceProperty + `,` +
 			`"call":{"type":"string","maxLength":64,"description":"Id of a call; in place of device."}}}`),

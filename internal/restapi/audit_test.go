@@ -276,7 +276,7 @@ func TestKeySelectors(t *testing.T) {
 	if r.status != 200 || !strings.Contains(r.body, `"devices":"room!=lab"`) || !strings.Contains(r.body, `"devices":{"room":"lab"}`) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	if doc := f.do(t, "GET", "/openapi.json", "").body; strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`) != 6 { // Key, CreatedKey, NewKey, Self, Rule, Read
+	if doc := f.do(t, "GET", "/openapi.json", "").body; strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`) != 7 { // Key, CreatedKey, NewKey, Self, Rule, Read, NewConsoleCode
 		t.Errorf("%d schemas of a selector", strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`))
 	}
 }

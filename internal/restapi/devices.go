@@ -167,7 +167,7 @@ func (s *Server) deviceRoutes() {
 			"and does not wait again until an approval names it.",
 		status: http.StatusNoContent, answer: "Refused.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.refuseClient)
 	registerRevoke(s, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Revoke a device",
-		text:   "Makes its credentials worthless and ends its session; it waits for approval at its next OTA check.",
+		text:   "Invalidates its credentials and ends its session; it waits for approval at its next OTA check.",
 		status: http.StatusNoContent, answer: "Revoked.", codes: append(unknown, devices.CodeUnavailable)}), s.revokeDevice)
 }
 

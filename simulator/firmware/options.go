@@ -76,7 +76,7 @@ func (o *Options) Flags(fs *flag.FlagSet) (read func() error) {
 	fs.DurationVar(&o.Utterance, "utterance", o.Utterance, "with --talk: each conversation begins with `D` of speech, then silence")
 	fs.DurationVar(&o.Reconnect, "reconnect", o.Reconnect, "an MQTT device comes back `D` after a loss, as esp-mqtt does")
 	fs.DurationVar(&o.ReconnectJitter, "reconnect-jitter", o.ReconnectJitter, "spread of --reconnect: up to `D` more")
-	fs.StringVar(&o.Serial, "serial", o.Serial, "eFuse serial `number` of the first device, which makes it prove itself at activation")
+	fs.StringVar(&o.Serial, "serial", o.Serial, "eFuse serial `number` of the first device, which makes it sign the challenge at activation")
 	key := fs.String("efuse-key", "", "eFuse KEY0 of the first device, 64 `hex` digits; empty: one that derives from the seed")
 	fs.BoolVar(&o.Subscribe, "subscribe", o.Subscribe, "SUBSCRIBE to mqtt.subscribe_topic, for plain brokers; the firmware never does")
 	faults := fs.String("fault", "", "comma separated `list` of "+strings.Join(FaultNames(), ", ")+"; name:N gives it to the first N devices only")

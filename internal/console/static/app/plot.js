@@ -6,7 +6,7 @@ import { bytes, clock, count, milliseconds, utc } from "./format.js";
 import { s } from "./strings.js";
 import { line } from "./untrusted.js";
 
-const COLOURS = [["#1d5bd6", "#86b4ff"], ["#b3231b", "#ff938a"], ["#12703a", "#5fd08c"], ["#7d5200", "#edbd5c"], ["#7a2aa8", "#d3a3f5"], ["#0b6f7f", "#6fd3e3"], ["#555e69", "#b4bfca"]];
+const COLOURS = [["#1d5bd6", "#86b4ff"], ["#7a2aa8", "#d3a3f5"], ["#0b6f7f", "#6fd3e3"], ["#a3246b", "#f59ac6"], ["#555e69", "#b4bfca"]]; // none that means a state
 const HEIGHT = 180;
 
 export function figure(value, unit) {
@@ -66,7 +66,7 @@ export function Plot({ title, times, series, unit, marks = [], sync = "fleetd", 
     return () => { left = true; sized?.disconnect(); plot?.destroy(); };
   }, [times, series, dark]);
   return html`<figure class="plot card"><figcaption><h2>${title}</h2><ul class="legend">${series.map((line_, i) => html`<li key=${i}><svg width="14" height="4" aria-hidden="true"><line x1="0" y1="2" x2="14" y2="2" stroke=${COLOURS[i % COLOURS.length][dark ? 1 : 0]} stroke-width="4" /></svg>
-      ${line(line_.name, 40)} <small>${s.stats.now} ${about ? `${s.stats.about} ` : ""}${figure(last(line_.points), unit)}, ${s.stats.max} ${figure(most(line_.points), unit)}</small></li>`)}</ul></figcaption>
+      ${line(line_.name, 40)} <small>${s.stats.now} ${about && last(line_.points) != null ? `${s.stats.about} ` : ""}${figure(last(line_.points), unit)}, ${s.stats.max} ${figure(most(line_.points), unit)}</small></li>`)}</ul></figcaption>
     <div ref=${box} role="img" aria-label=${title}></div>
     <details><summary>${s.stats.table}</summary><${Figures} times=${times} series=${series} unit=${unit} /></details></figure>`;
 }

@@ -77,7 +77,7 @@ export const codes = {
     approve: "approved", revoke: "revoked", forget: "forgot", rotate: "gave new credentials to", edit: "changed", refuse: "refused a client of", import: "imported devices", trace: "began a trace of", trace_read: "read the trace of", trace_end: "ended the trace of",
     delete_photo: "deleted a photo of", "create job": "created a job", "edit job": "changed a job", "pause job": "paused a job", "resume job": "resumed a job", "cancel job": "cancelled a job", "retry job": "repeated tasks of a job", "advance job": "opened the next stage of a job",
     "cancel task": "cancelled a task of", create: "made a key", set: "changed the rules", file: "read the rules from a file", console_code: "made a link to the console", console_login: "opened the console", console_logout: "left the console", start: "started", stop: "stopped", gap: "entries are missing",
-    create_webhook: "made a webhook", edit_webhook: "changed a webhook", delete_webhook: "deleted a webhook", rotate_all: "gave new credentials to all devices", rotate_secret: "changed the fleet's secret", rotate_admin: "changed the admin token", import_chips: "imported keys of chips", remove_chip: "removed the key of a chip", prove: "proved its hardware:",
+    add_firmware: "added a firmware image", edit_firmware: "changed a firmware image", delete_firmware: "deleted a firmware image", create_webhook: "made a webhook", edit_webhook: "changed a webhook", delete_webhook: "deleted a webhook", rotate_all: "gave new credentials to all devices", rotate_secret: "changed the fleet's secret", rotate_admin: "changed the admin token", import_chips: "imported keys of chips", remove_chip: "removed the key of a chip", prove: "proved its hardware:",
   },
   auditKind: { call: "calls", message: "messages", device: "changes of devices", key: "keys", policy: "rules", refusal: "refused requests", credential: "credentials", run: "starts and stops of nodes" },
   auditOutcome: {
@@ -86,7 +86,7 @@ export const codes = {
     device_unknown: "no such device", not_found: "not found", conflict: "in another state", stale: "changed meanwhile", limit_reached: "a limit was reached", too_large: "too large", bad_request: "the request could not be read", unavailable: "a part was away", internal: "an error of fleetd",
   },
   scope: {
-    "devices:read": "see devices", "devices:write": "change, approve and revoke devices", "photos:read": "see photos", "tools:call": "call tools", "tools:call:user": "call all tools, those for people alone as well", "events:read": "follow events", "jobs:read": "see jobs",
+    "devices:read": "see devices", "devices:write": "change, approve and revoke devices", "photos:read": "see photos", "tools:call": "call tools", "tools:call:user": "call all tools, user-only ones as well", "events:read": "follow events", "jobs:read": "see jobs",
     jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add and delete firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
@@ -224,7 +224,7 @@ export const s = {
     call: "call",
   },
   tools: {
-    search: "Search tools", people: "Also tools for people alone", user: "for people alone", refresh: "Read again from the device",
+    search: "Search tools", people: "Also user-only tools", user: "user-only", refresh: "Read again from the device",
     empty: "This device has no tools, or has not listed them yet.", stale: "From an earlier connection: the device is not connected, or has not listed its tools again.",
     partial: "The device's list could not be read to its end.", choose: "Choose a tool.", back: "All tools", call: "Call",
     calling: (left) => `Waiting for the device, ${left} s`,
@@ -253,7 +253,8 @@ export const s = {
     left: (why, lasted, calls) => `${why}${lasted ? `, after ${lasted}` : ""}${calls ? `, in ${plural(calls, "call")}` : ""}`,
     called: (deed) => `called ${deed}`, sent: (type) => `sent the message ${type}`, someCall: "somebody called a tool",
     task: (outcome) => `A task of a job: ${outcome}`,
-    tools: (...n) => `Tools changed: ${["added", "removed", "changed"].map((what, i) => n[i] && `${count(n[i])} ${what}`).filter(Boolean).join(", ")}`,
+    tools: (...n) => `Tools changed: ${s.timeline.numbers(...n)}`,
+    numbers: (...n) => ["added", "removed", "changed"].map((what, i) => n[i] && `${count(n[i])} ${what}`).filter(Boolean).join(", "),
     job: "Its job",
   },
   trace: {
@@ -445,7 +446,7 @@ export const s = {
     names: {
       online: "Connected devices", connects: "Connects", closes: "Disconnects by reason", calls: "Calls by outcome", call_p50: "Time of calls", hello_p99: "Time of hello and handshake",
       ota_checks: "OTA checks", events_dropped: "Events dropped, slow readers", memory: "Memory", goroutines: "Goroutines", gc_cycles: "Garbage collections",
-      "call_p50!": "half are faster (p50)", "call_p99!": "99 of 100 are faster (p99)", "hello_p99!": "hello p99", "handshake_p99!": "handshake p99", "events_dropped!": "events dropped", "slow_readers!": "slow readers",
+      "connects!": "connects", "memory!": "memory", "goroutines!": "goroutines", "gc_cycles!": "collections", "call_p50!": "half are faster (p50)", "call_p99!": "99 of 100 are faster (p99)", "hello_p99!": "hello p99", "handshake_p99!": "handshake p99", "events_dropped!": "events dropped", "slow_readers!": "slow readers",
     },
   },
   call: {

@@ -78,13 +78,13 @@ export const Rows = ({ columns, kind = "", children }) => html`<div class="scrol
   <thead><tr>${columns.map((c) => (typeof c === "string" ? html`<th scope="col" key=${c}>${c}</th>` : c))}</tr></thead><tbody>${children}</tbody></table></div>`;
 
 // Grid is a table of items. A column is {name, text, cell}: text tells rows apart, cell is what is shown if that is not the text; keep
-// keeps a column in which all rows are alike. What is the same in all rows is said once, below them.
+// keeps a column in which all rows are alike; kind is a class, right for numbers. What is the same in all rows is said once, below them.
 export function Grid({ columns, items, id, kind }) {
   const text = (c, x) => String(c.text(x) ?? "");
   const alike = columns.filter((c) => !c.keep && items.every((x) => text(c, x) === text(c, items[0])) && (items.length > 1 || !text(c, items[0])));
   const shown = columns.filter((c) => !alike.includes(c)), same = alike.filter((c) => text(c, items[0]));
   const cell = (c, x) => (c.cell ? c.cell(x) : html`<bdi>${line(text(c, x), 300)}</bdi>`);
-  return html`<${Rows} kind=${kind} columns=${shown.map((c) => c.name)}>${items.map((x) => html`<tr key=${id(x)} data-row=${id(x)}>${shown.map((c, i) =>
+  return html`<${Rows} kind=${kind} columns=${shown.map((c) => (c.kind === "right" ? html`<th scope="col" class="right" key=${c.name}>${c.name}</th>` : c.name))}>${items.map((x) => html`<tr key=${id(x)} data-row=${id(x)}>${shown.map((c, i) =>
     html`<td key=${c.name} data-name=${c.bare ? null : c.name} class=${i ? c.kind : "first"}>${(c.bare || text(c, x)) && cell(c, x)}</td>`)}</tr>`)}<//>
     ${same.length > 0 && html`<p class="told faint alike">${s.alike} ${same.map((c, i) => html`<span key=${c.name}>${i > 0 && " · "}${c.name}: ${cell(c, items[0])}</span>`)}</p>`}`;
 }

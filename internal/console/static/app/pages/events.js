@@ -9,7 +9,7 @@ import { parse } from "../stream.js";
 import { Command, Loaded, Page, Pause } from "../ui.js";
 import { line } from "../untrusted.js";
 
-const KEEP = 1000, SHOWN = 250;
+const KEEP = 1000, SHOWN = 250, FEW = 3;
 const HISTORY = 15 * 60_000;
 const IDLE = 400, LONGEST = 3000; // a read of what was ends when nothing came for so long, or after
 
@@ -55,10 +55,13 @@ export async function recent({ device, type, since }, limit, signal) {
 // describe says what an event is, in words; what the device wrote is shown by the caller as text.
 export function describe(type, data) {
   const kind = word("kind", type.split(".")[0]);
-  const list = (names, sign) => (names || []).map((name) => sign + name);
   switch (type) {
     case "online": return `${word("event", type, data)} (${word("transport", data.transport)})`;
-    case "catalog": return `${word("event", type)}: ${[...list(data.added, "+"), ...list(data.removed, "−"), ...list(data.changed, "±")].join(" ")}`;
+    case "catalog": {
+      const lists = [data.added, data.removed, data.changed].map((names) => names || []), names = ["+", "−", "±"].flatMap((sign, i) => lists[i].map((name) => sign + name));
+      return `${word("event", type)}: ${names.length > FEW ? s.timeline.numbers(...lists.map((list) => list.length)) : names.join(" ")}`;
+    }
+    case "task": return `${word("eventType", type)}: ${word("outcome", data.outcome || data.state)}`;
     case "photo": return `${word("event", type)}: ${data.question ?? ""}`;
     case "notifications": return `${kind}: ${data.method} ${JSON.stringify(data.params ?? "")}`;
   }
@@ -97,4 +100,4 @@ export function Events({ query }) {
 }
 
 const Row = ({ event: { type, data }, who }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { date: false, ms: true })}</time><span class=${SIGNS[type]?.[1] || ""} aria-hidden="true">${SIGNS[type]?.[0] || "▶"}</span>
-  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed, 60)}<//> `}${line(describe(type, data), 200)}</span></li>`;
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed, 60)}<//> `}${line(describe(type, data), 200)}${data.device && data.job && html` <${Link} href=${to(["jobs", data.job])}>${codes.kind.job}<//>`}</span></li>`;

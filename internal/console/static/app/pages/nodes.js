@@ -26,7 +26,7 @@ export function Nodes() {
   return html`<${Page} title=${s.nodes.title} />
     <${Loaded} from=${ready}>${(r) => html`<p class=${r.ready ? "notice" : "notice warn"}>${r.ready ? s.nodes.ready : html`${s.nodes.down} ${Object.entries(r.down || {}).map(([part, why]) => line(`${part}: ${why}`, 200)).join("; ")}`}</p>`}<//>
     <section class="panel"><${Loaded} from=${nodes}>${({ items }) => html`<${Grid} id=${(n) => n.name} items=${items} columns=${[
-      { name: c.node, text: (n) => n.name, cell: (n) => html`<${Link} href=${to(["stats"], { node: n.name })}><bdi>${line(n.name, 60)}</bdi><//>`, keep: true }, { name: c.devices, text: (n) => n.devices, cell: (n) => html`<${Link} href=${to(["devices"], { node: n.name })}>${count(n.devices)}<//>`, keep: true },
+      { name: c.node, text: (n) => n.name, cell: (n) => html`<${Link} href=${to(["stats"], { node: n.name })}><bdi>${line(n.name, 60)}</bdi><//>`, keep: true }, { name: c.devices, kind: "right", text: (n) => n.devices, cell: (n) => html`<${Link} href=${to(["devices"], { node: n.name })}>${count(n.devices)}<//>`, keep: true },
       { name: c.version, text: (n) => n.version }, { name: c.started, text: (n) => n.started, cell: (n) => html`<${Time} at=${n.started} />` }, { name: c.address, text: (n) => n.api, cell: (n) => html`<code>${line(n.api, 80)}</code>` }]} />`}<//></section>
     <${Command} cli=${["nodes"]} url="/v1/nodes" />`;
 }

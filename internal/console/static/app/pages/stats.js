@@ -37,7 +37,7 @@ export function Stats({ query, can }) {
 function Plots({ found }) {
   const at = times(found);
   const marks = found.starts.map((start) => Date.parse(start.at) / 1000);
-  return html`<div class="cards">${PLOTS.map((names) => {
+  return html`<div class="plots">${PLOTS.map((names) => {
     const series = found.series.filter((x) => names.includes(x.name) && (x.points.some((v) => v) || !x.value));
     if (!series.length) return null;
     const title = s.stats.names[names[0]] || names.join(", ");

@@ -40,7 +40,7 @@ const COLUMNS = [
   { name: c.state, text: (h) => h.state + h.failing_since, cell: (h) => html`<${Outcome} tone=${h.state === "active" ? "good" : "bad"}>${line(word("webhook", h.state), 60)}<//>${h.state === "failing" && html` <small>${s.webhooks.since} <${Time} at=${h.failing_since} /></small>`}`, bare: true, keep: true },
   { name: c.types, text: (h) => `${h.types.map((x) => word("eventType", x)).join(", ")}${h.offline_for ? ` · ${s.webhooks.after(h.offline_for)}` : ""}`, kind: "names" },
   { name: c.devices, text: (h) => h.select || s.webhooks.allDevices }, { name: c.error, text: (h) => h.reason || h.last_error, kind: "names" },
-  { name: c.delivered, text: (h) => h.delivered, cell: (h) => html`${count(h.delivered)}${h.delivered_at && html` <small><${Time} at=${h.delivered_at} /></small>`}`, keep: true }, { name: c.by, text: (h) => h.created_by }];
+  { name: c.delivered, kind: "right", text: (h) => h.delivered, cell: (h) => html`${count(h.delivered)}${h.delivered_at && html` <small><${Time} at=${h.delivered_at} /></small>`}`, keep: true }, { name: c.by, text: (h) => h.created_by }];
 
 // Buttons are what can be done with a webhook, and what its test gave.
 function Buttons({ hook: h, onEdit, onDeleted }) {
