@@ -58,10 +58,15 @@ func (cmd *inspectCmd) Run(_ context.Context, a *app) error {
 			return err
 		}
 	}
-	if unfit > 0 {
-		return exitError{errors.New(count(unfit, "file") + " must not be given to devices; the faults above say what to do"), exitRefused}
+	return refusedFiles(unfit)
+}
+
+// refusedFiles is the end of a command that has named what is wrong with so many files.
+func refusedFiles(unfit int) error {
+	if unfit == 0 {
+		return nil
 	}
-	return nil
+	return exitError{errors.New(count(unfit, "file") + " must not be given to devices; the faults above say what to do"), exitRefused}
 }
 
 func inspectFile(name string) (*espimage.File, error) {

@@ -64,10 +64,7 @@ func (cmd *firmwareAddCmd) Run(ctx context.Context, a *app, c *apiclient.Client)
 			return err
 		}
 	}
-	if unfit > 0 {
-		return exitError{errors.New(count(unfit, "file") + " must not be given to devices; the faults above say what to do"), exitRefused}
-	}
-	return nil
+	return refusedFiles(unfit)
 }
 
 func (cmd *firmwareAddCmd) add(ctx context.Context, a *app, c *apiclient.Client, name string) error {

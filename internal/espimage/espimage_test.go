@@ -133,6 +133,7 @@ func TestFaults(t *testing.T) {
 		"an odd segment":          {change(func(f []byte) { f[headerSize+4]++ }), FaultSegments},
 		"no hash":                 {change(func(f []byte) { f[23] = 0 }), FaultHash},
 		"no description":          {change(func(f []byte) { f[descOffset] = 0 }), FaultDesc},
+		"no ELF":                  {change(func(f []byte) { clear(f[descOffset+144 : descOffset+176]) }), FaultDesc},
 		"the hash of another one": {change(func(f []byte) { f[len(f)-1]++ }), FaultHash},
 		"another checksum":        {change(func(f []byte) { f[len(f)-hashSize-1]++ }), FaultChecksum + " " + FaultHash},
 		"an unknown chip":         {imagetest.Build{Chip: 77}.Image(), FaultChip},
@@ -211,7 +212,12 @@ func TestMemory(t *testing.T) {
 		binary.LittleEndian.PutUint64(random[i:], r.Uint64())
 	}
 	image := imagetest.Build{Segments: [][]byte{random[:most-4096]}}.Image()
-	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": imagetest.Merged(image[:len(image)-1<<20])} {
+	const name, end = 46, 22 // bytes of a zip's record of a file without a name, and of its end
+	count := (most - end) / name
+	names := slices.Grow(slices.Clone(zipMagic), most)
+	names = append(names, bytes.Repeat(append([]byte("PK\x01\x02"), make([]byte, name-4)...), count)...)
+	names = append(binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(append(names, "PK\x05\x06\x00\x00\x00\x00"...), uint16(count)), uint16(count)), 0, 0, 0, 0, 4, 0, 0, 0, 0, 0)
+	for name, file := range map[string][]byte{"random": random, "an image": image, "a flash": imagetest.Merged(image[:len(image)-1<<20]), "a zip of names": names} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		if _, err := Inspect(bytes.NewReader(file), int64(len(file)), most, nil); err != nil {
@@ -221,6 +227,15 @@ func TestMemory(t *testing.T) {
 		if used := after.TotalAlloc - before.TotalAlloc; used > 1<<20 {
 			t.Errorf("%s: %d bytes allocated", name, used)
 		}
+	}
+}
+
+// A field of the highest revision that is not set has all bits.
+func TestRevisions(t *testing.T) {
+	raw := imagetest.Build{}.Image()
+	raw[17], raw[18] = 0xff, 0xff
+	if found, _ := inspect(t, raw); found.Images[0].Revisions() != "from 1.0" {
+		t.Errorf("%s", found.Images[0].Revisions())
 	}
 }
 

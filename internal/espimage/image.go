@@ -8,6 +8,7 @@ import (
 	"errors"
 	"hash"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -100,6 +101,9 @@ func (r *reader) segments(image *Image) error {
 	image.FlashSize = 1 << 20 << min(header[3]>>4, 7)
 	image.Chip = Chip(binary.LittleEndian.Uint16(header[12:]))
 	image.MinRevision, image.MaxRevision = int(binary.LittleEndian.Uint16(header[15:])), int(binary.LittleEndian.Uint16(header[17:]))
+	if image.MaxRevision == math.MaxUint16 { // not set, as 0
+		image.MaxRevision = 0
+	}
 	if count < 1 || count > maxSegments {
 		return fault(FaultSegments, "The image announces %d segments; the bootloader reads 1 to %d. The file is damaged or no application image.", count, maxSegments)
 	}
@@ -186,7 +190,9 @@ func (image *Image) describe(raw []byte) error {
 	image.SecureVersion = binary.LittleEndian.Uint32(raw[4:])
 	image.Version, image.Project, image.IDF = text(raw[16:48]), text(raw[48:80]), text(raw[112:144])
 	image.Built, _ = time.Parse("Jan _2 2006 15:04:05", text(raw[96:112])+" "+text(raw[80:96])) // the zero time if the build left it out
-	copy(image.ELF[:], raw[144:176])
+	if copy(image.ELF[:], raw[144:176]); image.ELF == [32]byte{} {
+		return fault(FaultDesc, "The image does not have the SHA-256 of its ELF file, by which a device says what it runs. Build it with ESP-IDF, which writes that.")
+	}
 	return nil
 }
 

@@ -8,14 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path"
 	"strings"
 )
 
 // Limits of a file.
 const (
-	maxFiles  = 64 // that a zip may have
-	maxImages = 16 // in one file
+	maxFiles     = 64        // that a zip may have
+	maxDirectory = 128 << 10 // bytes: those of so many files with their names, and the 66 KiB in which its end may be
+	maxImages    = 16        // in one file
 )
 
 // Inspect reads a file of this size; most is how many bytes it may have, unpacked. For each image keep is asked for a writer, to which
@@ -70,13 +72,15 @@ func (s *scan) all(in io.ReaderAt, size int64) error {
 
 // zip reads the binaries of a zip.
 func (s *scan) zip(in io.ReaderAt, size int64) error {
-	archive, err := zip.NewReader(in, size)
-	if err != nil {
+	limited := &directory{in, maxDirectory}
+	archive, err := zip.NewReader(limited, size)
+	switch {
+	case limited.left < 0 || err == nil && len(archive.File) > maxFiles:
+		return fault(FaultZip, "The zip has more than the %d files that are read. Give the zip of one release.", maxFiles)
+	case err != nil:
 		return fault(FaultZip, "The zip cannot be read (%v). The file is damaged: download it again.", err)
 	}
-	if len(archive.File) > maxFiles {
-		return fault(FaultZip, "The zip has %d files, and at most %d are read. Give the zip of one release.", len(archive.File), maxFiles)
-	}
+	limited.left = math.MaxInt // for the files
 	for _, member := range archive.File {
 		if !strings.EqualFold(path.Ext(member.Name), ".bin") {
 			continue
@@ -86,6 +90,20 @@ func (s *scan) zip(in io.ReaderAt, size int64) error {
 		}
 	}
 	return nil
+}
+
+// directory limits what is read to open a zip: the library keeps all files that the directory names, whatever their number.
+type directory struct {
+	io.ReaderAt
+	left int // bytes
+}
+
+// ReadAt implements io.ReaderAt.
+func (d *directory) ReadAt(to []byte, at int64) (int, error) {
+	if d.left -= len(to); d.left < 0 {
+		return 0, errors.New("the directory is too large")
+	}
+	return d.ReaderAt.ReadAt(to, at)
 }
 
 // member reads a binary of a zip. What is wrong with it does not keep others from being read.

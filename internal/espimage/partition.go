@@ -17,7 +17,7 @@ type Partition struct {
 const (
 	typeApp        = 0
 	typeData       = 1
-	subtypeNVS     = 0x02 // after otadata and phy
+	subtypeEfuse   = 0x05 // after otadata, phy, nvs, coredump and nvs_keys
 	subtypeFactory = 0x00
 	subtypeOTA0    = 0x10 // ota_0; ota_15 is 0x1f
 	subtypeOTALast = 0x1f
@@ -34,8 +34,8 @@ func (p *Partition) IsFactory() bool { return p.Type == typeApp && p.Subtype == 
 // IsContent reports whether it holds data that comes with a build, such as fonts and sounds.
 func (p *Partition) IsContent() bool { return p.Type == typeData && !p.isState() }
 
-// isState reports whether it holds what a device writes by itself: settings, the choice of a slot, calibration.
-func (p *Partition) isState() bool { return p.Type == typeData && p.Subtype <= subtypeNVS }
+// isState reports whether it holds what a device writes by itself: settings, the choice of a slot, calibration, crashes.
+func (p *Partition) isState() bool { return p.Type == typeData && p.Subtype <= subtypeEfuse }
 
 const (
 	tableOffset = 0x8000

@@ -55,22 +55,20 @@ func (m *Manager) checker(ctx context.Context, t Target) (*checker, error) {
 func newChecker(m *Manager, all []Image) *checker {
 	c := &checker{m: m, ids: map[string]string{}, stored: map[string]*preflight.Image{}, details: map[string]devices.Details{}}
 	for i := range all {
-		c.ids[all[i].ELFText()], c.stored[all[i].ELFText()] = all[i].ID(), all[i].judged()
+		if elf := all[i].ELFText(); c.ids[elf] == "" { // of several of one build, that which was added last
+			c.ids[elf], c.stored[elf] = all[i].ID(), all[i].judged()
+		}
 	}
 	return c
 }
 
 // release returns the images of project@version, or of a version that one project has.
 func release(all []Image, name string) (of []Image, err error) {
-	project, version, named := strings.Cut(name, "@")
-	if !named {
-		version = name
-	}
 	var projects []string
 	for i := range all {
-		if all[i].Version == version && (!named || all[i].Project == project) {
+		if full := all[i].Project + "@" + all[i].Version; name == full || name == all[i].Version {
 			of = append(of, all[i])
-			projects = append(projects, all[i].Project+"@"+version)
+			projects = append(projects, full)
 		}
 	}
 	slices.Sort(projects)

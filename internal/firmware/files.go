@@ -32,12 +32,12 @@ type files struct {
 	dir string
 	js  jetstream.JetStream
 	// bucket is the object store, which is created with the first image.
-	bucket   jetstream.ObjectStoreConfig
-	fetching chan struct{} // capacity 1: one image is read from the object store at a time
+	bucket jetstream.ObjectStoreConfig
+	turns  chan struct{} // capacity 1: see turn
 }
 
 func newFiles(dir string, js jetstream.JetStream, bucket string, replicas int) *files {
-	return &files{dir: dir, js: js, fetching: make(chan struct{}, 1),
+	return &files{dir: dir, js: js, turns: make(chan struct{}, 1),
 		bucket: jetstream.ObjectStoreConfig{Bucket: bucket, Description: "firmware images of fleetd", Replicas: max(replicas, 1), Storage: jetstream.FileStorage}}
 }
 
@@ -141,12 +141,11 @@ func (f *files) open(ctx context.Context, id string) (*os.File, error) {
 	if err == nil {
 		return file, nil
 	}
-	select {
-	case f.fetching <- struct{}{}:
-		defer func() { <-f.fetching }()
-	case <-ctx.Done():
-		return nil, noStore(ctx.Err())
+	end, err := f.turn(ctx)
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	if file, err = f.local(id); err == nil { // somebody else has fetched it
 		return file, nil
 	}
@@ -157,6 +156,17 @@ func (f *files) open(ctx context.Context, id string) (*os.File, error) {
 		return nil, noDisk(err)
 	}
 	return file, nil
+}
+
+// turn waits until this node may read an image from the object store, until end is called. NATS closes a connection for which more
+// than 64 MiB wait, which two large images can be, and everything else of the node is on it, too.
+func (f *files) turn(ctx context.Context) (end func(), err error) {
+	select {
+	case f.turns <- struct{}{}:
+		return func() { <-f.turns }, nil
+	case <-ctx.Done():
+		return nil, noStore(ctx.Err())
+	}
 }
 
 // local opens a file on the disk, if it has the right content.
@@ -252,7 +262,12 @@ func (s *source) Read(p []byte) (int, error) {
 // put writes an image to the object store, unless it is there. The client library may send a chunk again whose buffer has other bytes
 // by then, and report success: the object counts when it was read back.
 func (f *files) put(ctx context.Context, id string, content io.Reader) error {
-	err := f.read(ctx, id, io.Discard)
+	end, err := f.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	err = f.read(ctx, id, io.Discard)
 	if err == nil || !errors.Is(err, errDamaged) && !isMissing(err) {
 		return err
 	}

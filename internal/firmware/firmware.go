@@ -20,6 +20,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/espimage"
@@ -57,8 +58,9 @@ func (i *Image) ELFText() string { return hex.EncodeToString(i.ELF[:]) }
 type Store interface {
 	// Images returns all images, newest first.
 	Images(ctx context.Context) ([]Image, error)
-	// Add adds all these images or none, except those that are there; permit may refuse, based on what is stored.
-	Add(ctx context.Context, images []Image, permit func(count int, bytes int64) error) error
+	// Add adds all these images or none, except those that are there, and returns which it added; permit may refuse, based on what is
+	// stored.
+	Add(ctx context.Context, images []Image, permit func(count int, bytes int64) error) (added []Image, err error)
 	// Edit changes what is not nil; no boards restore those of the image.
 	Edit(ctx context.Context, id string, note *string, boards *[]string) error
 	Delete(ctx context.Context, id string) error
@@ -200,7 +202,7 @@ func (m *Manager) Add(ctx context.Context, by access.Principal, u Upload) (added
 		}
 	}
 	if len(missing) > 0 {
-		if err := m.Store.Add(ctx, missing, permit); err != nil {
+		if missing, err = m.Store.Add(ctx, missing, permit); err != nil { // without those that others have added meanwhile
 			return added, false, err
 		}
 	}
@@ -343,7 +345,7 @@ func (m *Manager) count(ctx context.Context, by access.Principal, list []api.Fir
 
 // find returns the image with this SHA-256, or the one whose SHA-256 begins with these digits.
 func (m *Manager) find(ctx context.Context, id string) (Image, []Image, error) {
-	if !isID(id) {
+	if id = strings.ToLower(id); !isID(id) {
 		return Image{}, nil, devices.Errorf(devices.CodeBadRequest, "image: %q names none; give 12 to 64 hex digits of its SHA-256", id)
 	}
 	images, err := m.Store.Images(ctx)
@@ -392,8 +394,8 @@ func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e ap
 	if err == nil && e.Note != nil && len(*e.Note) > maxNote {
 		err = devices.Errorf(devices.CodeBadRequest, "body.note: it may have %d bytes", maxNote)
 	}
-	if err == nil && e.Boards != nil && slices.ContainsFunc(*e.Boards, func(b string) bool { return b == "" || len(b) > maxBoard }) {
-		err = devices.Errorf(devices.CodeBadRequest, "body.boards: a board has 1 to %d bytes", maxBoard)
+	if err == nil && e.Boards != nil && slices.ContainsFunc(*e.Boards, func(b string) bool { return b == "" || len(b) > maxBoard || cleantext.Line(b) != b }) {
+		err = devices.Errorf(devices.CodeBadRequest, "body.boards: a board is a line of 1 to %d bytes without blanks around it", maxBoard)
 	}
 	if err != nil {
 		return api.FirmwareImage{}, m.note(by, "edit_firmware", id, err)

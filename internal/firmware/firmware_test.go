@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,6 +39,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // core is the part of the fleet that a Manager uses, with these devices.
 type core struct {
 	views []devices.View
+	mu    sync.Mutex
 	notes []string
 }
 
@@ -62,6 +65,8 @@ func (c *core) NoteChange(_ access.Principal, action string, _ devices.ID, detai
 	if err != nil {
 		outcome = string(devices.AsError(err).Code)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.notes = append(c.notes, action+" "+detail+" "+outcome)
 }
 
@@ -201,6 +206,9 @@ func TestAdd(t *testing.T) {
 	if got := read(t, f.Manager, idOf(two)[:12]); !bytes.Equal(got, two) {
 		t.Error("other bytes")
 	}
+	if x, err := f.Get(t.Context(), admin, strings.ToUpper(idOf(one))); err != nil || x.ID != idOf(one) {
+		t.Errorf("%+v, error %v", x, err)
+	}
 	list, err := f.List(t.Context(), admin, firmware.Filter{Board: "two"})
 	if err != nil || len(list) != 1 || list[0].ID != idOf(two) || list[0].Kind != "merged" {
 		t.Errorf("%+v, error %v", list, err)
@@ -215,6 +223,29 @@ func TestAdd(t *testing.T) {
 			t.Errorf("%s: error %v", id, err)
 		}
 	}
+}
+
+// TestAddAtOnce: of uploads of one image at the same time, one is new.
+func TestAddAtOnce(t *testing.T) {
+	f := newFleet(t, nil)
+	var wait sync.WaitGroup
+	var fresh atomic.Int32
+	for range 4 {
+		wait.Go(func() {
+			_, added, err := f.Add(t.Context(), admin, upload(image("one")))
+			if err != nil {
+				t.Error(err)
+			}
+			if added {
+				fresh.Add(1)
+			}
+		})
+	}
+	wait.Wait()
+	if fresh.Load() != 1 {
+		t.Errorf("%d of 4 are new", fresh.Load())
+	}
+	f.core.noted(t, "add_firmware "+idOf(image("one"))+" ok")
 }
 
 // TestUploadsWithFaults: nothing of a file with a fault is kept, and every fault is named.
@@ -471,12 +502,39 @@ func TestCheck(t *testing.T) {
 	if got, err = f.OfDevice(t.Context(), "d", ""); err != nil || got.Facts != nil || got.Check != nil {
 		t.Errorf("%+v, error %v", got, err)
 	}
+	for _, wrong := range []string{"", " ", "three ", "thr\x1bee", "thr\u202eee", strings.Repeat("x", 65)} {
+		if _, err := f.Edit(t.Context(), admin, idOf(one), api.FirmwareEdit{Boards: &[]string{wrong}}); codeOf(err) != "bad_request" {
+			t.Errorf("board %q: error %v", wrong, err)
+		}
+	}
 	boards := []string{"three"}
 	if _, err := f.Edit(t.Context(), admin, idOf(one), api.FirmwareEdit{Boards: &boards}); err != nil {
 		t.Error(err)
 	}
 	if got, err = f.OfDevice(t.Context(), "c", idOf(one)); err != nil || got.Check.Verdict != "fit" || got.Check.Findings[0].Code != "board_by_hand" {
 		t.Errorf("%+v, error %v", got.Check, err)
+	}
+}
+
+// TestSharedELF: of two images of one build, devices are shown with the newer one.
+func TestSharedELF(t *testing.T) {
+	f := newFleet(t, nil)
+	f.mustAdd(t, image("one"), true)
+	x := f.mustAdd(t, image("two"), true).Items[0]
+	f.device(t, "a", "one", x.ELF, details)
+	if got, err := f.OfDevice(t.Context(), "a", ""); err != nil || got.Image != x.ID || got.History[0].Image != x.ID {
+		t.Errorf("%+v, error %v", got, err)
+	}
+}
+
+// TestReleaseNames: a project, and a version, may have an @.
+func TestReleaseNames(t *testing.T) {
+	f := newFleet(t, nil)
+	f.mustAdd(t, imagetest.Build{Project: "a@b", Version: "2.4.2@c"}.Image(), true)
+	for _, name := range []string{"a@b@2.4.2@c", "2.4.2@c"} {
+		if _, _, err := f.Check(t.Context(), admin, firmware.Target{Release: name}, selector.Selector{}, "", 10); err != nil {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }
 

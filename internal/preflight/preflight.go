@@ -49,7 +49,7 @@ type Finding struct {
 // Code is the stable name of a finding.
 type Code string
 
-// Codes of findings.
+// Codes of findings, beside those of espimage.Image.Warnings.
 const (
 	NotAdmitted   Code = "not_admitted"
 	Unreadable    Code = "check_unreadable"
@@ -65,12 +65,10 @@ const (
 	Layout        Code = "layout"
 	OTAURL        Code = "ota_url"
 	FirstCheck    Code = "first_check"
-	URLUnknown    Code = "ota_url_unknown"
 	ImageUnknown  Code = "image_unknown"
 	NoWayBack     Code = "no_way_back"
 	FactoryAndOTA Code = "factory_and_ota"
 	BoardByHand   Code = "board_by_hand"
-	Prerelease    Code = "prerelease"
 )
 
 // Device is what is known of a device.
@@ -117,6 +115,11 @@ func Judge(d *Device, x *Image, server string) (Verdict, []Finding) {
 	j.board()
 	j.versions()
 	j.address()
+	for _, w := range j.x.Warnings() {
+		if w.Code != espimage.WarnBoard { // without a board, it is blocked
+			j.warns(Code(w.Code), "%s", w.Text)
+		}
+	}
 	j.back()
 	verdict := Fit
 	for _, f := range j.findings {
@@ -262,9 +265,6 @@ func (j *judgment) versions() {
 	case own[0] < firstReplaceable && j.d.Version == j.x.Version:
 		j.blocks(VersionEqual, "The device and the image have the version %s, and firmware before v2.0.0 refuses an image with the version that it has. Build it with another one.", j.x.Version)
 	}
-	if espimage.IsPrerelease(j.x.Version) {
-		j.warns(Prerelease, "The firmware reads the version %s as its numbers alone, so that a device with it does not take the release for newer.", j.x.Version)
-	}
 }
 
 // address judges where the program checks in, unless the device has another URL in its settings, which nobody can know.
@@ -272,10 +272,7 @@ func (j *judgment) address() {
 	foreign := func(x *Image) bool {
 		return len(x.URLs) > 0 && !slices.ContainsFunc(x.URLs, func(literal string) bool { return hostOf(literal) == hostOf(j.server) })
 	}
-	switch {
-	case len(j.x.URLs) == 0:
-		j.warns(URLUnknown, "No OTA URL was found in the image. A device that has none in its settings may check in elsewhere after the upgrade.")
-	case foreign(j.x) && (j.d.Running == nil || !foreign(j.d.Running)):
+	if foreign(j.x) && (j.d.Running == nil || !foreign(j.d.Running)) {
 		j.allowable(OTAURL, "The image checks in at %s, unless the device has another URL in its settings, and this fleet is at %s. The device may be gone after the upgrade.", j.x.URLs[0], j.server)
 	}
 }

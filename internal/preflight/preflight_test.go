@@ -82,6 +82,9 @@ func TestJudge(t *testing.T) {
 			d.Table, d.Version, x.Version, d.Running.Version = d.Table[:3], "1.9.0", "1.9.4", "1.9.0"
 		}, Fit, ""},
 		{"the layout of the image", func(d *Device, x *Image) { x.Layout = d.Table }, Fit, ""},
+		{"a partition for crashes, which the image does not bring", func(d *Device, x *Image) {
+			x.Layout = append(slices.Clone(d.Table), espimage.Partition{Label: "coredump", Type: 1, Subtype: 3, Size: 1})
+		}, Fit, ""},
 		{"a partition that is smaller", func(d *Device, x *Image) {
 			x.Layout = []espimage.Partition{{Label: "nvs", Type: 1, Subtype: 2, Size: 1 << 20}, {Label: "assets", Type: 1, Subtype: 0x82, Size: 301}}
 		}, Blocked, "layout+"},

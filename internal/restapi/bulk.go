@@ -209,10 +209,17 @@ func (d untilDrain) Import(ctx context.Context, by access.Principal, rows []flee
 	return d.s.opt.Service.Import(ctx, by, rows, replace, committed)
 }
 
-// spooled is a file that is gone with its last use.
-type spooled struct{ *os.File }
+// spooled is a file that is gone with its last use, and its place with it.
+type spooled struct {
+	*os.File
+	leave func()
+}
 
 func (f spooled) discard() error {
+	defer f.leave()
+	if f.File == nil {
+		return nil
+	}
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
@@ -224,7 +231,12 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 	if err := s.receiving.take(by.Key(), s.opt.Service.Keys()); err != nil { // each takes disk
 		return out, err
 	}
-	defer s.receiving.leave(by.Key())
+	out.leave = func() { s.receiving.leave(by.Key()) }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, out.discard())
+		}
+	}()
 	if r.ContentLength > most {
 		return out, tooLarge
 	}
@@ -238,7 +250,7 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 	if err != nil {
 		return out, s.noDisk(err)
 	}
-	out = spooled{f}
+	out.File = f
 	n, err := io.Copy(f, io.LimitReader(body, most+1))
 	switch {
 	case err != nil:
@@ -252,10 +264,7 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 		_ = control.SetReadDeadline(time.Time{}) // the connection is closed with the answer if this fails
 		_, err = f.Seek(0, io.SeekStart)
 	}
-	if err != nil {
-		return out, errors.Join(err, out.discard())
-	}
-	return out, nil
+	return out, err
 }
 
 func (s *Server) noDisk(err error) error {

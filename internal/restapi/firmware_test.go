@@ -19,8 +19,9 @@ import (
 
 // fakeFirmware has the images a00, a01 and a02, newest first. It notes what it is asked.
 type fakeFirmware struct {
-	asked string
-	dir   string
+	during func() // called while a file is added
+	asked  string
+	dir    string
 }
 
 func fakeImage(n int) api.FirmwareImage {
@@ -30,6 +31,7 @@ func fakeImage(n int) api.FirmwareImage {
 }
 
 func (f *fakeFirmware) Add(_ context.Context, by access.Principal, u firmware.Upload) (added api.AddedFirmware, fresh bool, err error) {
+	f.during()
 	content, err := io.ReadAll(io.NewSectionReader(u.File, 0, u.Size+1))
 	f.asked = fmt.Sprint(by.Name(), " ", string(content), " ", u.Note, " ", u.SHA256, " ", u.Signature, " ", u.DryRun)
 	if string(content) == "bad" {
@@ -97,6 +99,13 @@ func TestFirmware(t *testing.T) {
 	fake := &fakeFirmware{dir: t.TempDir()}
 	f := newFleet(t, func(o *Options) { o.Firmware, o.MaxFirmware, o.Dir = fake, 8, fake.dir })
 	key := f.key(t, "uploads", "firmware", "")
+	fake.during = func() { // the file takes disk until it is gone
+		f.api.receiving.mu.Lock()
+		defer f.api.receiving.mu.Unlock()
+		if len(f.api.receiving.held) != 1 {
+			t.Errorf("places %v", f.api.receiving.held)
+		}
+	}
 	asked := func(want string) {
 		t.Helper()
 		if fake.asked != want {

@@ -25,6 +25,8 @@ const (
 	checksumLine      = 16
 	// chipESP32S3 is the chip_id of all profiles.
 	chipESP32S3 = 9
+	// chipRevision is that of their chip, major*100+minor.
+	chipRevision = 2
 	// tableAddress is where the partition table is in a flash.
 	tableAddress = 0x8000
 )
@@ -123,6 +125,9 @@ func readImage(raw []byte) (*program, error) {
 	}
 	if chip := binary.LittleEndian.Uint16(raw[12:]); chip != chipESP32S3 {
 		return nil, fmt.Errorf("image for chip %d, this one is %d", chip, chipESP32S3)
+	}
+	if lowest, highest := binary.LittleEndian.Uint16(raw[15:]), binary.LittleEndian.Uint16(raw[17:]); chipRevision < lowest || highest > 0 && chipRevision > highest {
+		return nil, fmt.Errorf("image for a chip revision from %d to %d, this one is %d", lowest, highest, chipRevision)
 	}
 	at, sum := imageHeaderSize, byte(checksumSeed)
 	for range raw[1] {

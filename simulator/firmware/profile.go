@@ -202,7 +202,7 @@ func (s systemInfo) json() string {
 	b := make([]byte, 0, 1024)
 	b = append(b, `{"version":2,"language":"`+p.language+`","flash_size":16777216,"minimum_free_heap_size":"123456","mac_address":"`...)
 	b = append(b, s.mac+`","uuid":"`+s.clientID+`","chip_model_name":"`+p.chip+`",`...)
-	b = append(b, `"chip_info":{"model":9,"cores":2,"revision":2,"features":18},"application":{"name":"`+s.runs.project+`","version":"`...)
+	b = append(b, `"chip_info":{"model":9,"cores":2,"revision":`+strconv.Itoa(chipRevision)+`,"features":18},"application":{"name":"`+s.runs.project+`","version":"`...)
 	b = append(b, s.runs.version+`","compile_time":"`+s.runs.compiled+`","idf_version":"`+s.runs.idf+`","elf_sha256":"`+s.runs.elf+`"},`...)
 	b = append(b, `"partition_table": `+p.table+`,"ota":{"label":"ota_`+strconv.Itoa(s.slot)+`"},`...)
 	if p.withDisplay {

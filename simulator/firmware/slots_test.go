@@ -2,6 +2,7 @@ package firmware
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -79,6 +80,10 @@ func TestUpgradesThatFail(t *testing.T) {
 	image := named(t, "fw-2.4").Image("2.5.0", "http://h/ota/")
 	flipped := bytes.Clone(image)
 	flipped[len(flipped)-40] ^= 1
+	newer := bytes.Clone(image)
+	newer[15] = 3 // the chips of the simulator have revision 0.2
+	sum := sha256.Sum256(newer[:len(newer)-sha256.Size])
+	copy(newer[len(newer)-sha256.Size:], sum[:])
 	status := func(code int) func(http.ResponseWriter) {
 		return func(w http.ResponseWriter) { w.WriteHeader(code) }
 	}
@@ -93,6 +98,7 @@ func TestUpgradesThatFail(t *testing.T) {
 		"redirect":          {"fw-2.4", "", status(302), "Unexpected status code: 302", false},
 		"chunked":           {"fw-2.4", "", func(w http.ResponseWriter) { _, _ = w.Write(image[:10]); w.(http.Flusher).Flush() }, "without Content-Length", false},
 		"flipped bit":       {"fw-2.4", "", whole(flipped), "wrong checksum", false},
+		"a newer chip":      {"fw-2.4", "", whole(newer), "chip revision", false},
 		"a page":            {"fw-2.4", "", whole([]byte(strings.Repeat("<html>", 2000))), "first byte", false},
 		"cut":               {"fw-2.4", "cut-download", whole(image), "broke off", false},
 		"rejected":          {"fw-2.4", "reject-image", whole(image), "refused", false},

@@ -61,8 +61,9 @@ func (s *Store) Images(ctx context.Context) ([]firmware.Image, error) {
 }
 
 // Add implements firmware.Store.
-func (s *Store) Add(ctx context.Context, images []firmware.Image, permit func(count int, bytes int64) error) error {
-	return s.transactions.Run(ctx, "adding firmware images", func(ctx context.Context, tx *sql.Tx) error {
+func (s *Store) Add(ctx context.Context, images []firmware.Image, permit func(count int, bytes int64) error) (added []firmware.Image, err error) {
+	err = s.transactions.Run(ctx, "adding firmware images", func(ctx context.Context, tx *sql.Tx) error {
+		added = nil
 		if s.db.Postgres() { // on SQLite the transaction has the whole database
 			if _, err := tx.ExecContext(ctx, `LOCK TABLE firmware IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 				return err
@@ -82,13 +83,21 @@ func (s *Store) Add(ctx context.Context, images []firmware.Image, permit func(co
 			if err != nil {
 				return database.Rule(fmt.Errorf("encode an image: %w", err))
 			}
-			if _, err := tx.ExecContext(ctx, `INSERT INTO firmware (`+columns+`, size) VALUES ($1, $2, $3, $4, '', $5, $6, $7) ON CONFLICT (sha256) DO NOTHING`,
-				image.ID(), image.ELFText(), database.Clean(string(document)), database.Clean(image.Note), database.Clean(image.AddedBy), database.Micros(image.AddedAt), image.Size); err != nil {
+			result, err := tx.ExecContext(ctx, `INSERT INTO firmware (`+columns+`, size) VALUES ($1, $2, $3, $4, '', $5, $6, $7) ON CONFLICT (sha256) DO NOTHING`,
+				image.ID(), image.ELFText(), database.Clean(string(document)), database.Clean(image.Note), database.Clean(image.AddedBy), database.Micros(image.AddedAt), image.Size)
+			if err != nil {
 				return err
+			}
+			switch n, err := result.RowsAffected(); {
+			case err != nil:
+				return err
+			case n > 0:
+				added = append(added, *image)
 			}
 		}
 		return nil
 	})
+	return added, err
 }
 
 // Edit implements firmware.Store.

@@ -144,11 +144,11 @@ func testFirmware(t *testing.T, db Database) {
 	x := firmwarestore.New(s)
 	allow := func(int, int64) error { return nil }
 	one, two := storedImage(1, 100), storedImage(2, 50)
-	if err := x.Add(t.Context(), []firmware.Image{one, two}, allow); err != nil {
-		t.Fatal(err)
+	if added, err := x.Add(t.Context(), []firmware.Image{one, two}, allow); err != nil || len(added) != 2 {
+		t.Fatalf("%+v, error %v", added, err)
 	}
 	refusal := errors.New("no room")
-	if err := x.Add(t.Context(), []firmware.Image{storedImage(3, 1)}, func(count int, bytes int64) error {
+	if _, err := x.Add(t.Context(), []firmware.Image{storedImage(3, 1)}, func(count int, bytes int64) error {
 		if count != 2 || bytes != 150 {
 			t.Errorf("%d images with %d bytes", count, bytes)
 		}
@@ -156,8 +156,8 @@ func testFirmware(t *testing.T, db Database) {
 	}); !errors.Is(err, refusal) {
 		t.Errorf("error %v", err)
 	}
-	if err := x.Add(t.Context(), []firmware.Image{one}, allow); err != nil { // another node has added it meanwhile
-		t.Error(err)
+	if added, err := x.Add(t.Context(), []firmware.Image{one}, allow); err != nil || len(added) != 0 { // another node has added it meanwhile
+		t.Errorf("%+v, error %v", added, err)
 	}
 	list, err := x.Images(t.Context())
 	if err != nil || len(list) != 2 || fmt.Sprintf("%+v", list[0]) != fmt.Sprintf("%+v", two) || fmt.Sprintf("%+v", list[1]) != fmt.Sprintf("%+v", one) {
@@ -195,7 +195,7 @@ func testFirmwareRoom(t *testing.T, db Database) {
 		x := firmwarestore.New(openStore(t, db.URL))
 		wait.Go(func() {
 			for i := range 3 {
-				if err := x.Add(t.Context(), []firmware.Image{storedImage(1+3*n+i, 100)}, func(_ int, bytes int64) error {
+				if _, err := x.Add(t.Context(), []firmware.Image{storedImage(1+3*n+i, 100)}, func(_ int, bytes int64) error {
 					if bytes+100 > room {
 						return full
 					}
