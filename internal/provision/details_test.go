@@ -111,7 +111,7 @@ func TestProbe(t *testing.T) {
 	}
 	expired := PathFirmware + b.mint.ProbeToken(clock.Now().Add(-time.Second))
 	altered := path[:len(path)-1] + string('A'+(path[len(path)-1]-'A'+1)%26)
-	for _, path := range []string{PathFirmware + "x", expired, altered, PathFirmware + "..%2f..%2fetc%2fpasswd", PathFirmware + b.mint.ConsoleCode(clock.Now().Add(time.Hour))} {
+	for _, path := range []string{PathFirmware + "x", expired, altered, PathFirmware + "..%2f..%2fetc%2fpasswd", PathFirmware + b.mint.Code("console", clock.Now().Add(time.Hour))} {
 		// security: D24
 		if r, _ := get(path); r.StatusCode != 404 {
 			t.Errorf("%s: %s", path, r.Status)
