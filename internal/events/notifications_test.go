@@ -49,7 +49,7 @@ func TestNotificationsGetTheirOwnStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg = events.CachedInfo().Config
-	if slices.Contains(cfg.Subjects, old.Subjects[3]) || len(cfg.Subjects) != 7 || cfg.Duplicates != 10*time.Minute {
+	if slices.Contains(cfg.Subjects, old.Subjects[3]) || len(cfg.Subjects) != 8 || cfg.Duplicates != 10*time.Minute {
 		t.Errorf("%+v", cfg)
 	}
 	b.Publish(notification(1))

@@ -146,7 +146,7 @@ var importRules = []rule{
 		"internal/upstream", "internal/connlimit", "internal/attest", "internal/mcpserver", "internal/timescale", "internal/durable", "internal/jobs", "internal/jobs/manager", "internal/jobs/runner", "internal/store/jobstore", "internal/stats", "internal/store/webhookstore", "internal/webhooks", "internal/egress", "internal/oauth", "internal/firmware", "internal/store/firmwarestore", "migrations"},
 		why: "it puts everything together, and only the command may be above it"},
 	{pkg: "internal/preflight", may: []string{"internal/espimage"}, why: "whether a device could get an image follows from what is known of both, wherever that is kept"},
-	{pkg: "internal/firmware", may: []string{"internal/access", "internal/api", "internal/devices", "internal/durable", "internal/espimage", "internal/preflight", "internal/selector"},
+	{pkg: "internal/firmware", may: []string{"internal/access", "internal/api", "internal/cleantext", "internal/devices", "internal/durable", "internal/espimage", "internal/preflight", "internal/selector"},
 		never: []string{"database/sql", "fleetd/internal/fleet"},
 		why:   "images are kept and judged without knowing who sends them and who could get them"},
 	{pkg: "internal/espimage", why: "it reads files, and knows neither devices nor a store"},
