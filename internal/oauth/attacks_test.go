@@ -286,3 +286,14 @@ func testThreeNodesWithoutTheDatabase(t *testing.T) {
 	}
 	w.ports.SetAway(false)
 }
+
+// A form that the page itself sent counts, whatever else a browser says of its origin: a sandbox or an extension makes that null.
+func TestOriginNull(t *testing.T) { synctest.Test(t, testOriginNull) }
+
+func testOriginNull(t *testing.T) {
+	w := newWorld(t)
+	form := url.Values{"secret": {w.token}, "scope": {"devices:read"}, "decision": {"allow"}}
+	if out := w.do("POST", oauth.PathAuthorize, ask(), form, "Sec-Fetch-Site", "same-origin", "Origin", "null"); out.Code != http.StatusSeeOther {
+		t.Errorf("%d %s", out.Code, out.Body)
+	}
+}
