@@ -115,7 +115,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	method, serve := http.MethodPost, func(http.ResponseWriter, *http.Request) error { return nil }
+	method := http.MethodPost
+	var serve func(http.ResponseWriter, *http.Request) error
 	switch r.URL.Path {
 	case PathMetadata:
 		method, serve = http.MethodGet, s.metadata
