@@ -154,7 +154,7 @@ func (s *Server) check(r *http.Request) (*asked, error) {
 	query := r.URL.Query()
 	for name, values := range query {
 		if len(values) > 1 && name != "resource" {
-			return nil, fmt.Errorf("The application sent the parameter %q more than once.", name) //nolint:staticcheck // a sentence of a page
+			return nil, fmt.Errorf("the application sent the parameter %q more than once", name)
 		}
 	}
 	c, err := s.clientOf(r.Context(), query.Get("client_id"))
