@@ -94,6 +94,6 @@ func TestFirmwareChanges(t *testing.T) {
 			return err == nil && ran.ELF == elf
 		})
 	}
-	p.await("/2[.][45][.]0\\s+2[.][45][.]0/.test(document.querySelector('[data-test=changes] tbody')?.innerText)")
+	p.await("/2[.][45][.]0\\s*2[.][45][.]0/.test(document.querySelector('[data-test=changes] tbody')?.innerText)")
 	p.shows("not by fleetd")
 }
