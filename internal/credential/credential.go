@@ -145,8 +145,8 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 	return device, photo, m.verify("snapshot", proof, device, photo, now)
 }
 
-// Code returns a new one-time code, valid until expires (whole seconds): 26 random characters, and a signature by which wrong
-// codes are refused without reading the database.
+// Code returns a new code, valid until expires (whole seconds) on any node: 26 random characters, and a signature by which wrong
+// codes are refused without reading the database. It is safe in a URL path.
 func (m *Mint) Code(purpose string, expires time.Time) string {
 	text := rand.Text()
 	return text + "." + m.expiring(purpose, "", text, expires)
@@ -164,23 +164,10 @@ func (m *Mint) Successors(purpose, code string, expires, now time.Time) (codes [
 	return codes
 }
 
-// VerifyCode returns ErrInvalid or ErrExpired unless code is one of this purpose. The caller must ensure that it is used once.
+// VerifyCode returns ErrInvalid or ErrExpired unless code is one of this purpose. Where a code works once, the caller ensures that.
 func (m *Mint) VerifyCode(purpose, code string, now time.Time) error {
 	text, proof, _ := strings.Cut(code, ".")
 	return m.verify(purpose, proof, "", text, now)
-}
-
-// ProbeToken returns a new token for the download by which doctor checks the way to devices, valid until expires (whole seconds) on any
-// node. It is safe in a URL path.
-func (m *Mint) ProbeToken(expires time.Time) string {
-	text := rand.Text()
-	return text + "." + m.expiring("probe", "", text, expires)
-}
-
-// VerifyProbe returns ErrInvalid or ErrExpired unless token is a ProbeToken.
-func (m *Mint) VerifyProbe(token string, now time.Time) error {
-	text, proof, _ := strings.Cut(token, ".")
-	return m.verify("probe", proof, "", text, now)
 }
 
 // HopSignature signs a request from one node to another, which trusts the caller in it.

@@ -109,7 +109,7 @@ func TestProbe(t *testing.T) {
 	if err := after(); err == nil || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("the node closes first: %v", err)
 	}
-	expired := PathFirmware + b.mint.ProbeToken(clock.Now().Add(-time.Second))
+	expired := PathFirmware + b.mint.Code(codeProbe, clock.Now().Add(-time.Second))
 	altered := path[:len(path)-1] + string('A'+(path[len(path)-1]-'A'+1)%26)
 	for _, path := range []string{PathFirmware + "x", expired, altered, PathFirmware + "..%2f..%2fetc%2fpasswd", PathFirmware + b.mint.Code("console", clock.Now().Add(time.Hour))} {
 		// security: D24

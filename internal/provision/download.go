@@ -21,7 +21,9 @@ const (
 	// uses a freed object if the server does (EspTcp::DoDisconnect of esp-ml307 3.6.4).
 	closeTime = 5 * time.Second
 
-	// probeTime is how long the address of a probe is valid.
+	// codeProbe is the purpose of the code in the address of a probe.
+	codeProbe = "probe"
+	// probeTime is how long that address is valid.
 	probeTime = 2 * time.Minute
 	// probePause is in the middle of the probe, so that a proxy shows whether it passes on a download as it comes.
 	probePause = 3 * time.Second
@@ -38,12 +40,12 @@ var probe = func() (body []byte) {
 // newProbe returns a probe that can be downloaded for some time, from any node.
 func (s *Server) newProbe() devices.Probe {
 	sum := sha256.Sum256(probe)
-	return devices.Probe{URL: s.opt.PublicURL + PathFirmware + s.opt.Mint.ProbeToken(clock.Now().Add(probeTime)), Size: int64(len(probe)), SHA256: hex.EncodeToString(sum[:])}
+	return devices.Probe{URL: s.opt.PublicURL + PathFirmware + s.opt.Mint.Code(codeProbe, clock.Now().Add(probeTime)), Size: int64(len(probe)), SHA256: hex.EncodeToString(sum[:])}
 }
 
 // download serves the probe to who has its address. Nothing else is served: to old firmware, any body with status 200 is an image.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
-	if s.opt.Mint.VerifyProbe(r.PathValue("token"), clock.Now()) != nil {
+	if s.opt.Mint.VerifyCode(codeProbe, r.PathValue("token"), clock.Now()) != nil {
 		http.Error(w, "not found", http.StatusNotFound)
 		return
 	}
