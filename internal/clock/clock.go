@@ -27,6 +27,22 @@ func Now() time.Time { return time.Now().Add(time.Duration(step.Load())).Round(0
 // structures. It is above zero.
 func Reading(t time.Time) int64 { return int64(t.Sub(start)) }
 
+// Micros returns a time as it is stored: in microseconds since 1970; 0 is the zero time.
+func Micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+// Instant is the inverse of Micros, in UTC.
+func Instant(micros int64) time.Time {
+	if micros == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros).UTC()
+}
+
 // Variables of programs that tests build: the error of the node's clock, such as -2.5s, and a file with it, which is read
 // again and again.
 const (

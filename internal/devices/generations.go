@@ -3,6 +3,8 @@ package devices
 import (
 	"slices"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // Rotation is the lowest generation of all devices of the fleet. It is one record for
@@ -78,11 +80,7 @@ type Generations struct {
 
 // GenerationsOf returns the generations of a stored exception.
 func GenerationsOf(x Exception) Generations {
-	s := Generations{Generation: x.Generation, Revoked: x.Revoked, Previous: x.Previous}
-	if !x.PreviousUntil.IsZero() {
-		s.PreviousUntil = x.PreviousUntil.UnixMicro()
-	}
-	return s
+	return Generations{Generation: x.Generation, Revoked: x.Revoked, Previous: x.Previous, PreviousUntil: clock.Micros(x.PreviousUntil)}
 }
 
 // Current returns the generation of the credentials that the device gets.

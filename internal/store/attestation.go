@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -16,7 +17,7 @@ const attestationColumns = `serial, device, sealed, imported_at, bound_at FROM a
 func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err error) {
 	var imported, bound int64
 	err = scan(&k.Serial, &k.Device, &k.Sealed, &imported, &bound)
-	k.ImportedAt, k.BoundAt = database.Instant(imported), database.Instant(bound)
+	k.ImportedAt, k.BoundAt = clock.Instant(imported), clock.Instant(bound)
 	return k, err
 }
 
@@ -76,7 +77,7 @@ func (s *Store) BindAttestationKey(ctx context.Context, serial string, id device
 			return err
 		}
 		return found(tx.ExecContext(ctx, `UPDATE attestation_keys SET device = $2, bound_at = $3 WHERE serial = $1 AND (device = '' OR device = $2)`,
-			database.Clean(serial), string(id), database.Micros(now)))
+			database.Clean(serial), string(id), clock.Micros(now)))
 	}, func() error {
 		k, err := s.AttestationKey(ctx, serial)
 		if err != nil {
@@ -112,7 +113,7 @@ func (s *Store) SaveAttestationKeys(ctx context.Context, keys []devices.Attestat
  ON CONFLICT (serial) DO UPDATE SET sealed = excluded.sealed, imported_at = excluded.imported_at,
  device = CASE WHEN excluded.device <> '' THEN excluded.device ELSE attestation_keys.device END,
  bound_at = CASE WHEN excluded.device <> '' THEN excluded.bound_at ELSE attestation_keys.bound_at END`,
-				database.Clean(k.Serial), string(k.Device), k.Sealed, database.Micros(k.ImportedAt), database.Micros(k.BoundAt)); err != nil {
+				database.Clean(k.Serial), string(k.Device), k.Sealed, clock.Micros(k.ImportedAt), clock.Micros(k.BoundAt)); err != nil {
 				return err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/store/database"
 )
 
@@ -23,7 +24,7 @@ func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
 	defer cancel()
 	_, err = s.backend.Write.ExecContext(ctx, `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (run, first_seq) DO NOTHING`,
-		b.Run, b.FirstSeq, b.LastSeq, b.Node, database.Micros(b.FirstAt), database.Micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
+		b.Run, b.FirstSeq, b.LastSeq, b.Node, clock.Micros(b.FirstAt), clock.Micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
 	if err != nil {
 		return s.UseError(ctx, "writing the audit", err)
 	}
@@ -40,7 +41,7 @@ func scanBlock(scan func(...any) error) (b audit.Block, err error) {
 	if err = scan(&b.Run, &b.FirstSeq, &b.LastSeq, &b.Node, &first, &last, &b.Entries, &previous, &hash); err != nil {
 		return b, err
 	}
-	b.FirstAt, b.LastAt = database.Instant(first), database.Instant(last)
+	b.FirstAt, b.LastAt = clock.Instant(first), clock.Instant(last)
 	// A malformed hash was modified: it equals no other hash.
 	b.Previous, b.Hash = readHash(previous), readHash(hash)
 	return b, nil
@@ -59,7 +60,7 @@ func (s *Store) AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, 
 	since, until := auditRange(q)
 	before := int64(math.MaxInt64)
 	if !q.Before.LastAt.IsZero() {
-		before = database.Micros(q.Before.LastAt)
+		before = clock.Micros(q.Before.LastAt)
 	}
 	return s.auditBlocks(ctx, `SELECT `+auditColumns+` WHERE last_at >= $1 AND first_at <= $2 AND (last_at < $3 OR last_at = $3 AND (run, first_seq) <= ($4, $5))
  ORDER BY last_at DESC, run DESC, first_seq DESC LIMIT $6`, since, until, before, q.Before.Run, q.Before.FirstSeq, auditLimit(q))
@@ -76,10 +77,10 @@ func (s *Store) AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, er
 func auditRange(q audit.Query) (since, until int64) {
 	since, until = math.MinInt64, math.MaxInt64
 	if !q.Since.IsZero() {
-		since = database.Micros(q.Since)
+		since = clock.Micros(q.Since)
 	}
 	if !q.Until.IsZero() {
-		until = database.Micros(q.Until)
+		until = clock.Micros(q.Until)
 	}
 	return since, until
 }
@@ -109,7 +110,7 @@ func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]au
 func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, err error) {
 	for {
 		n, err := s.change(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
- SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, database.Micros(before), int64(pruneRows))
+ SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, clock.Micros(before), int64(pruneRows))
 		deleted += n
 		s.stats.PrunedAudit.Add(int64(n))
 		if err != nil || n < pruneRows {

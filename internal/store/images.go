@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"slices"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -147,7 +148,7 @@ func newImageStatements() (state statement[imageState], images statement[imageRo
 		Rows: database.Rows{Table: "device_images", Columns: columns,
 			Conflict: "(device, seq) DO UPDATE SET version = excluded.version, board = excluded.board, details = excluded.details"},
 		values: func(r *imageRow) []any {
-			return []any{string(r.device), r.Seq, r.ELF, r.Version, r.Board, r.Details, string(r.Cause), database.Micros(r.At)}
+			return []any{string(r.device), r.Seq, r.ELF, r.Version, r.Board, r.Details, string(r.Cause), clock.Micros(r.At)}
 		},
 		compare: func(a, b imageRow) int { return cmp.Compare(a.device, b.device) },
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 	"fleetd/internal/store/database"
@@ -65,7 +66,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			f.Details = database.Clean(f.Details)
 			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
-			at := database.Micros(f.CheckedAt)
+			at := clock.Micros(f.CheckedAt)
 			if !there || at <= old.checkedAt && old.checkedAt <= now { // a later time is of a wrong clock
 				if c, ok := g.changes[f.Device]; ok && at == old.checkedAt { // its commit had no answer
 					m.changes = append(m.changes, c)
@@ -121,7 +122,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 
 // apply applies p to the stored row; checked is the time of an OTA check in the same group.
 func (m *mergeResult) apply(old storedPresence, p *devices.Presence, checked int64) {
-	row := presenceRow{Presence: cleanPresence(*p), catalog: p.Catalog.String(), lastSeen: database.Micros(p.LastSeen)}
+	row := presenceRow{Presence: cleanPresence(*p), catalog: p.Catalog.String(), lastSeen: clock.Micros(p.LastSeen)}
 	if p.KeepCatalog {
 		row.catalog, row.Partial, row.Tools = old.catalog, old.Partial, old.Tools
 	}
@@ -169,7 +170,7 @@ const clockSlack = time.Second
 // compareClocks returns the database's time and how far the node's clock is ahead of it. measured is the database's time as
 // measured now, 0 if the database has no clock of its own.
 func (s *Store) compareClocks(measured int64) (now int64, ahead time.Duration) {
-	own := database.Micros(s.now())
+	own := clock.Micros(s.now())
 	if measured == 0 {
 		return own, 0
 	}

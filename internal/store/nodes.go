@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -29,7 +30,7 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 	renewed, err := changed(`UPDATE nodes SET beat = $3, devices = $4, api = $5 WHERE node = $1 AND instance = $2`, database.Clean(l.Node), l.Instance, l.Beat, l.Devices, database.Clean(l.API))
 	if err == nil && !renewed {
 		begun, err = changed(`INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, schema) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (node, instance) DO NOTHING`,
-			database.Clean(l.Node), l.Instance, l.Beat, database.Micros(l.Started), database.Clean(l.Version), database.Clean(l.API), l.Devices, database.SchemaVersion())
+			database.Clean(l.Node), l.Instance, l.Beat, clock.Micros(l.Started), database.Clean(l.Version), database.Clean(l.API), l.Devices, database.SchemaVersion())
 	}
 	if err != nil {
 		return nil, false, err
@@ -48,7 +49,7 @@ func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
 	leases, err := database.Collect(ctx, s.backend.Admin, func(scan func(...any) error) (l devices.Lease, err error) {
 		var started int64
 		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices)
-		l.Started = database.Instant(started)
+		l.Started = clock.Instant(started)
 		return l, err
 	}, `SELECT node, instance, beat, started_at, version, api, devices FROM nodes ORDER BY node, instance`)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -138,7 +139,7 @@ type historySummary struct {
 
 func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (deleted int, err error) {
 	perDevice := int64(max(r.PerDevice, 1))
-	old, late := database.Micros(now.Add(-r.History)), database.Micros(now.Add(-MinCatalogAge))
+	old, late := clock.Micros(now.Add(-r.History)), clock.Micros(now.Add(-MinCatalogAge))
 	after, err := s.historyPruned(ctx)
 	for examined := 0; err == nil && examined < PruneDevices; examined += prunePage {
 		var page []historySummary
@@ -236,7 +237,7 @@ func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted in
 		}
 		for _, hash := range page {
 			n, err := s.change(ctx, `DELETE FROM catalogs WHERE sha256 = $1 AND used_at < $2
- AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = $1)`, hash, database.Micros(before))
+ AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = $1)`, hash, clock.Micros(before))
 			deleted += n
 			s.stats.PrunedCatalogs.Add(int64(n))
 			if err != nil {
@@ -261,7 +262,7 @@ func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]
 		return hash, scan(&hash)
 	}, `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
- AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
+ AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, clock.Micros(before), int64(prunePage))
 	if err != nil {
 		return nil, s.UseError(ctx, "looking for unused lists", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -71,10 +72,10 @@ type presenceRow struct {
 // newStatements returns the statements; now is the time of use of a new list.
 func newStatements(now func() time.Time) *statements {
 	facts := func(f *devices.Check) []any {
-		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, database.Micros(f.CheckedAt)}
+		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, clock.Micros(f.CheckedAt)}
 	}
 	session := func(p *presenceRow) []any {
-		return []any{string(p.Device), int64(p.Epoch), p.Seq, p.Session, p.ClientID, database.Micros(p.ConnectedAt),
+		return []any{string(p.Device), int64(p.Epoch), p.Seq, p.Session, p.ClientID, clock.Micros(p.ConnectedAt),
 			string(p.MCP), p.MCPError, p.Partial, int64(p.Tools), p.Generation}
 	}
 	byDevice := func(a, b presenceRow) int { return cmp.Compare(a.Device, b.Device) }
@@ -110,7 +111,7 @@ func newStatements(now func() time.Time) *statements {
 			Rows: database.Rows{Table: "catalogs", Columns: catalogColumns, Conflict: "(sha256) DO NOTHING", Limit: 8}, // lists may be long
 			values: func(c *devices.CatalogText) []any {
 				text, encoding := database.EncodeTools(c.Tools)
-				return []any{c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), database.Micros(c.FirstSeen), database.Micros(now())}
+				return []any{c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), clock.Micros(c.FirstSeen), clock.Micros(now())}
 			},
 			compare: func(a, b devices.CatalogText) int { return slices.Compare(a.Hash[:], b.Hash[:]) },
 		},
@@ -118,7 +119,7 @@ func newStatements(now func() time.Time) *statements {
 			Rows: database.Rows{Table: "catalog_history", Columns: historyColumns, Conflict: "(device, epoch, seq) DO NOTHING"},
 			values: func(r *historyRow) []any {
 				return []any{string(r.Device), int64(r.Epoch), r.Seq, r.Catalog.String(), database.Clean(r.Firmware),
-					database.Clean(r.ELF), r.Partial, database.Micros(r.At)}
+					database.Clean(r.ELF), r.Partial, clock.Micros(r.At)}
 			},
 			compare: func(a, b historyRow) int {
 				return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Seq, b.Seq))

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -271,7 +272,7 @@ func (w *writer) keepLists(ctx context.Context, tx *sql.Tx, lists []devices.Cata
 	for i := 0; i < len(lists) && err == nil; i++ {
 		var used sql.Result
 		var n int64
-		used, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, database.Micros(now), lists[i].Hash.String())
+		used, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, clock.Micros(now), lists[i].Hash.String())
 		if err == nil {
 			n, err = used.RowsAffected()
 		}

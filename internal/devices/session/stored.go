@@ -3,6 +3,7 @@ package session
 import (
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -14,7 +15,7 @@ type stored struct {
 	labels               map[string]string
 	admission            devices.Admission
 	prefer               devices.Transport
-	checkedAt, firstSeen int64 // as microsOf
+	checkedAt, firstSeen int64 // as clock.Micros
 	revision             int64
 }
 
@@ -23,30 +24,14 @@ func (e *entry) store(d *devices.Device, shared *interner) {
 	facts := d.Facts
 	facts.Serial, facts.CheckedAt = "", time.Time{}
 	e.stored.Store(&stored{facts: shared.get(facts), client: d.ClientID, name: d.Name, serial: d.Serial, labels: d.Labels, admission: d.Admission,
-		prefer: d.Prefer, checkedAt: microsOf(d.CheckedAt), firstSeen: microsOf(d.FirstSeen), revision: d.Revision})
+		prefer: d.Prefer, checkedAt: clock.Micros(d.CheckedAt), firstSeen: clock.Micros(d.FirstSeen), revision: d.Revision})
 }
 
 // device returns what is kept of the device.
 func (e *entry) device() devices.Device {
 	s := e.stored.Load()
 	d := devices.Device{ID: e.id, ClientID: s.client, Admission: s.admission, Name: s.name, Labels: s.labels, Prefer: s.prefer, Facts: *s.facts,
-		FirstSeen: timeOf(s.firstSeen), Revision: s.revision}
-	d.Serial, d.CheckedAt = s.serial, timeOf(s.checkedAt)
+		FirstSeen: clock.Instant(s.firstSeen), Revision: s.revision}
+	d.Serial, d.CheckedAt = s.serial, clock.Instant(s.checkedAt)
 	return d
-}
-
-// microsOf returns a time as microseconds since 1970; 0 is the zero time.
-func microsOf(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMicro()
-}
-
-// timeOf is the reverse of microsOf, in UTC.
-func timeOf(micros int64) time.Time {
-	if micros == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(micros).UTC()
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"fleetd/internal/clock"
 )
 
 // Location returns a database without user and password: `sqlite:/absolute/path` or
@@ -179,7 +181,7 @@ func HaltJobs(ctx context.Context, path string, planned bool, now time.Time) (h 
 			`UPDATE tasks SET state = 'ended', outcome = 'unknown', code = 'restored', ended_at = $1,
  detail = 'it ran while the backup was made that was restored; it is not known whether the device did it' WHERE state = 'running'`,
 		} {
-			args := []any{Micros(now)}
+			args := []any{clock.Micros(now)}
 			if !strings.Contains(text, "$1") {
 				args = nil
 			}

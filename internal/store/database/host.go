@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // Host is the store, which monitors the database for its parts.
@@ -50,7 +52,7 @@ const SetFact = `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key
 // Due is a statement that changes a row if work which one node does in each period is due, and records that it was done: the text
 // and its arguments. key is that of the time in the table fleet. A recorded time in the future comes from a wrong clock, and is ignored.
 func Due(key string, now time.Time, every time.Duration) (text string, args []any) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", Micros(t)) } // ordered as text
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", clock.Micros(t)) } // ordered as text
 	return SetFact + ` WHERE fleet.value < $3 OR fleet.value > $4`, []any{key, number(now), number(now.Add(-every)), number(now.Add(every))}
 }
 

@@ -2,7 +2,6 @@ package database
 
 import (
 	"strings"
-	"time"
 	"unicode/utf8"
 )
 
@@ -15,20 +14,4 @@ func Clean(s string) string {
 		return s
 	}
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
-}
-
-// Micros returns a time as stored in the tables.
-func Micros(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMicro()
-}
-
-// Instant is the inverse of Micros.
-func Instant(us int64) time.Time {
-	if us == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(us).UTC()
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/firmware"
 	"fleetd/internal/store/database"
@@ -39,7 +40,7 @@ func scan(scan func(...any) error) (image firmware.Image, err error) {
 	if err := scan(&sha, &elf, &document, &image.Note, &boards, &image.AddedBy, &at); err != nil {
 		return image, err
 	}
-	image.AddedAt = database.Instant(at)
+	image.AddedAt = clock.Instant(at)
 	if err := json.Unmarshal([]byte(document), &image.Image); err != nil {
 		return image, fmt.Errorf("image %s: %w", sha, err)
 	}
@@ -84,7 +85,7 @@ func (s *Store) Add(ctx context.Context, images []firmware.Image, permit func(co
 				return database.Rule(fmt.Errorf("encode an image: %w", err))
 			}
 			result, err := tx.ExecContext(ctx, `INSERT INTO firmware (`+columns+`, size) VALUES ($1, $2, $3, $4, '', $5, $6, $7) ON CONFLICT (sha256) DO NOTHING`,
-				image.ID(), image.ELFText(), database.Clean(string(document)), database.Clean(image.Note), database.Clean(image.AddedBy), database.Micros(image.AddedAt), image.Size)
+				image.ID(), image.ELFText(), database.Clean(string(document)), database.Clean(image.Note), database.Clean(image.AddedBy), clock.Micros(image.AddedAt), image.Size)
 			if err != nil {
 				return err
 			}
@@ -175,7 +176,7 @@ const imageColumns = `i.seq, i.elf_sha256, i.version, i.board, i.details, i.caus
 func scanImage(scan func(...any) error, before ...any) (image devices.DeviceImage, err error) {
 	var at, checks int64
 	err = scan(append(before, &image.Seq, &image.ELF, &image.Version, &image.Board, &image.Details, &image.Cause, &at, &checks)...)
-	image.At, image.SeenTwice = database.Instant(at), checks > 1
+	image.At, image.SeenTwice = clock.Instant(at), checks > 1
 	return image, err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -167,7 +168,7 @@ func (t *transaction) gates(ctx context.Context, ids []string, known map[string]
 // due and whose job may be ready, other than those that are closed. Of a full stage (jobs.Job.Full) it
 // is one that began before.
 func (t *transaction) oldest(ctx context.Context, ids, closed []string) ([]jobs.Task, error) {
-	now := database.Micros(t.now)
+	now := clock.Micros(t.now)
 	if t.db.Postgres() {
 		// NOT EXISTS would become a join that reads all running tasks of the fleet.
 		return database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (
@@ -209,7 +210,7 @@ var (
 
 // startRows makes waiting tasks running, in the order of devices.
 func (t *transaction) startRows(ctx context.Context, tasks []jobs.Task) error {
-	now, node, instance := database.Micros(t.now), tasks[0].Node, tasks[0].Instance
+	now, node, instance := clock.Micros(t.now), tasks[0].Node, tasks[0].Instance
 	rows := make([][]any, len(tasks))
 	for i, task := range tasks {
 		rows[i] = []any{task.Job, string(task.Device), task.Round}

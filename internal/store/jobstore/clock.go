@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/store/database"
 )
 
@@ -92,7 +93,7 @@ func (s *Store) readClock(ctx context.Context) (m *measurement, took time.Durati
 		return nil, 0, err
 	}
 	took = time.Since(before)
-	m.clock, m.at, m.steps = database.Instant(us), before.Add(took/2), stepsOf(steps.String)
+	m.clock, m.at, m.steps = clock.Instant(us), before.Add(took/2), stepsOf(steps.String)
 	return m, took, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -304,7 +305,7 @@ func (s *Store) Confirm(ctx context.Context, digest, owner, hash string, rules [
 			return err
 		}
 		_, err := t.exec(ctx, `INSERT INTO job_confirmations (digest, owner, hash, rules, until) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (digest) DO NOTHING`,
-			digest, owner, hash, textOf(rules), database.Micros(t.now.Add(jobs.ConfirmLifetime)))
+			digest, owner, hash, textOf(rules), clock.Micros(t.now.Add(jobs.ConfirmLifetime)))
 		return err
 	})
 }
@@ -314,7 +315,7 @@ func (s *Store) TakeConfirm(ctx context.Context, digest, owner, hash string) (ru
 	err = s.transact(ctx, "taking a confirmation", func(ctx context.Context, t *transaction) error {
 		var text string
 		err := t.tx.QueryRowContext(ctx, `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2 AND hash = $3 AND until > $4 RETURNING rules`,
-			digest, owner, hash, database.Micros(t.now)).Scan(&text)
+			digest, owner, hash, clock.Micros(t.now)).Scan(&text)
 		if errors.Is(err, sql.ErrNoRows) {
 			return database.Rule(devices.ErrNotFound)
 		}

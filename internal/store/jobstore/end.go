@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -188,7 +189,7 @@ func (s *Store) LoseRunning(ctx context.Context, self string, limit int) (ended 
 		return jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Unknown, Code: jobs.CodeNodeLost,
 			Detail: "node " + task.Node + " ended while it ran the task; it is not known whether the device did it"}, err
 	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND (t.begun_at < $2 OR t.begun_at > $3) AND`+lost+` LIMIT $4`,
-		self, database.Micros(now.Add(-lostAfter)), database.Micros(now.Add(lostAfter)), int64(limit)) // a later beginning is of before the clock was set back
+		self, clock.Micros(now.Add(-lostAfter)), clock.Micros(now.Add(lostAfter)), int64(limit)) // a later beginning is of before the clock was set back
 	if err != nil || len(list) == 0 {
 		return nil, nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
 )
@@ -58,10 +59,10 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted int, err error) {
 	err = s.transact(ctx, "deleting old jobs", func(ctx context.Context, t *transaction) error {
 		deleted = 0
-		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE until <= $1`, database.Micros(t.now)); err != nil {
+		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE until <= $1`, clock.Micros(t.now)); err != nil {
 			return err
 		}
-		old, err := database.Collect(ctx, t.tx, scanText, `SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, database.Micros(before), int64(min(limit, 100)))
+		old, err := database.Collect(ctx, t.tx, scanText, `SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, clock.Micros(before), int64(min(limit, 100)))
 		if err != nil {
 			return err
 		}

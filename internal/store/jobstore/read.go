@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -175,7 +176,7 @@ const candidateNames = `t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.a
 func scanCandidate(scan func(...any) error, more ...any) (c jobs.Candidate, err error) {
 	var due int64
 	err = scan(append([]any{&c.Job, &c.Round, &c.Device, &c.Seq, &c.Spread, &due, &c.Began}, more...)...)
-	c.DueAt = database.Instant(due)
+	c.DueAt = clock.Instant(due)
 	return c, err
 }
 
@@ -218,7 +219,7 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, 
 	rows, err := read(ctx, s, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
 		r.Candidate, err = scanCandidate(scan, &r.runs)
 		return r, err
-	}, text, set, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)), but)
+	}, text, set, clock.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)), but)
 	for i := range rows {
 		if rows[i].runs {
 			running = append(running, rows[i].Device)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -53,23 +54,23 @@ func readyAt(j *jobs.Job, now time.Time) int64 {
 	case j.State != jobs.Running || at.IsZero():
 		return never
 	}
-	return database.Micros(at)
+	return clock.Micros(at)
 }
 
 // fixed, given and moved return the values of the columns.
 func fixed(j *jobs.Job) []any {
-	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action, textOf(j.Confirmed), database.Clean(j.Devices), database.Micros(j.CreatedAt)}
+	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action, textOf(j.Confirmed), database.Clean(j.Devices), clock.Micros(j.CreatedAt)}
 }
 
 func given(j *jobs.Job) []any { return []any{textOf(&j.Spec)} }
 
 func moved(j *jobs.Job, now time.Time) []any {
-	values := []any{string(j.State), database.Clean(j.Reason), string(j.Before), database.Clean(j.Cursor), j.Version, readyAt(j, now), int64(j.Stage), database.Micros(j.StageEnd), j.Opened, j.Started, j.Held,
-		j.PassedOK, j.Round, j.RoundN, database.Micros(j.NextAt), database.Micros(j.TAT), j.Missed, j.Reserved, j.Counts.Waiting, j.Counts.Running}
+	values := []any{string(j.State), database.Clean(j.Reason), string(j.Before), database.Clean(j.Cursor), j.Version, readyAt(j, now), int64(j.Stage), clock.Micros(j.StageEnd), j.Opened, j.Started, j.Held,
+		j.PassedOK, j.Round, j.RoundN, clock.Micros(j.NextAt), clock.Micros(j.TAT), j.Missed, j.Reserved, j.Counts.Waiting, j.Counts.Running}
 	for _, n := range j.Counts.Ended {
 		values = append(values, n)
 	}
-	return append(values, database.Micros(j.BegunAt), database.Micros(j.Until), database.Micros(j.EndedAt))
+	return append(values, clock.Micros(j.BegunAt), clock.Micros(j.Until), clock.Micros(j.EndedAt))
 }
 
 // textOf encodes what was decoded from JSON before, or is plain text.
@@ -94,8 +95,8 @@ func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
 	if err := scan(append(append(to, &begun, &until, &ended), more...)...); err != nil {
 		return j, err
 	}
-	j.CreatedAt, j.StageEnd, j.NextAt, j.TAT = database.Instant(created), database.Instant(stageEnd), database.Instant(next), database.Instant(tat)
-	j.BegunAt, j.Until, j.EndedAt = database.Instant(begun), database.Instant(until), database.Instant(ended)
+	j.CreatedAt, j.StageEnd, j.NextAt, j.TAT = clock.Instant(created), clock.Instant(stageEnd), clock.Instant(next), clock.Instant(tat)
+	j.BegunAt, j.Until, j.EndedAt = clock.Instant(begun), clock.Instant(until), clock.Instant(ended)
 	if err := json.Unmarshal([]byte(confirmed), &j.Confirmed); err != nil {
 		return j, fmt.Errorf("the rules of job %s cannot be read: %w", j.ID, err)
 	}
@@ -118,7 +119,7 @@ func taskValues(t *jobs.Task) []any {
 // endValues returns the key and the columns that an end changes.
 func endValues(t *jobs.Task) []any {
 	return []any{t.Job, string(t.Device), t.Round, string(t.State), t.Instance, database.Clean(t.Node), t.Call, string(t.Outcome), t.Code,
-		database.Clean(t.Detail), database.Clean(t.Result), database.Micros(t.DueAt), int64(t.Attempt), t.Fence, database.Micros(t.BegunAt), database.Micros(t.EndedAt), t.Late}
+		database.Clean(t.Detail), database.Clean(t.Result), clock.Micros(t.DueAt), int64(t.Attempt), t.Fence, clock.Micros(t.BegunAt), clock.Micros(t.EndedAt), t.Late}
 }
 
 // scanTask reads the columns taskNames, and then those of more.
@@ -127,7 +128,7 @@ func scanTask(scan func(...any) error, more ...any) (t jobs.Task, err error) {
 	to := []any{&t.Job, &t.Device, &t.Round, &t.State, &t.Instance, &t.Node, &t.Call, &t.Outcome, &t.Code, &t.Detail, &t.Result,
 		&due, &t.Attempt, &t.Fence, &begun, &ended, &t.Late, &t.Seq, &t.Spread}
 	err = scan(append(to, more...)...)
-	t.DueAt, t.BegunAt, t.EndedAt = database.Instant(due), database.Instant(begun), database.Instant(ended)
+	t.DueAt, t.BegunAt, t.EndedAt = clock.Instant(due), clock.Instant(begun), clock.Instant(ended)
 	return t, err
 }
 

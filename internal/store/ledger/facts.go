@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -25,11 +26,11 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 		}
 		var consoleUntil int64
 		if k.Parent.Key != "" && k.Grant == nil {
-			consoleUntil = database.Micros(k.Expires)
+			consoleUntil = clock.Micros(k.Expires)
 		}
 		n, err := t.exec(ctx, `INSERT INTO api_keys (id, document, revoked_at, console_until) VALUES ($1, $2, $3, $4)
  ON CONFLICT (id) DO UPDATE SET revoked_at = excluded.revoked_at WHERE api_keys.revoked_at = 0 AND excluded.revoked_at <> 0`,
-			k.ID, database.Clean(string(document)), database.Micros(k.Revoked), consoleUntil)
+			k.ID, database.Clean(string(document)), clock.Micros(k.Revoked), consoleUntil)
 		if err != nil || n == 0 {
 			return nil, err
 		}
@@ -41,7 +42,7 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 func (l *Ledger) SaveCode(ctx context.Context, hash string, document []byte, expires time.Time) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
 		n, err := t.exec(ctx, `INSERT INTO console_codes (hash, document, expires_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO NOTHING`,
-			hash, database.Clean(string(document)), database.Micros(expires))
+			hash, database.Clean(string(document)), clock.Micros(expires))
 		if err == nil && n == 0 {
 			err = database.Rule(devices.ErrConflict)
 		}
@@ -63,7 +64,7 @@ func (l *Ledger) TakeCode(ctx context.Context, hash string, now time.Time) (docu
 	switch {
 	case err != nil:
 		return nil, err
-	case !now.Before(database.Instant(expires)):
+	case !now.Before(clock.Instant(expires)):
 		return nil, devices.ErrNotFound
 	}
 	return []byte(text), nil
@@ -73,7 +74,7 @@ func (l *Ledger) TakeCode(ctx context.Context, hash string, now time.Time) (docu
 func (l *Ledger) SaveGrant(ctx context.Context, use access.GrantUse) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
 		_, err := t.exec(ctx, `INSERT INTO oauth_grants (id, refresh, previous, rotated_at, used_at, address) VALUES ($1, $2, '', $3, $3, $4)`,
-			use.ID, use.Refresh, database.Micros(use.Used), database.Clean(use.Address))
+			use.ID, use.Refresh, clock.Micros(use.Used), database.Clean(use.Address))
 		return err
 	})
 }
@@ -83,7 +84,7 @@ const grantColumns = `id, refresh, previous, rotated_at, used_at, address`
 func scanGrant(scan func(...any) error) (use access.GrantUse, err error) {
 	var rotated, used int64
 	err = scan(&use.ID, &use.Refresh, &use.Previous, &rotated, &used, &use.Address)
-	use.Rotated, use.Used = database.Instant(rotated), database.Instant(used)
+	use.Rotated, use.Used = clock.Instant(rotated), clock.Instant(used)
 	return use, err
 }
 
@@ -91,7 +92,7 @@ func scanGrant(scan func(...any) error) (use access.GrantUse, err error) {
 func (l *Ledger) RotateGrant(ctx context.Context, old string, next access.GrantUse) (use access.GrantUse, moved bool, err error) {
 	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
 		n, err := t.exec(ctx, `UPDATE oauth_grants SET previous = refresh, refresh = $3, rotated_at = $4, used_at = $4, address = $5 WHERE id = $1 AND refresh = $2 AND used_at > $6`,
-			next.ID, old, next.Refresh, database.Micros(next.Used), database.Clean(next.Address), database.Micros(next.Used.Add(-access.GrantIdle)))
+			next.ID, old, next.Refresh, clock.Micros(next.Used), database.Clean(next.Address), clock.Micros(next.Used.Add(-access.GrantIdle)))
 		if err != nil {
 			return err
 		}
@@ -127,7 +128,7 @@ func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([
 			return nil, database.Rule(fmt.Errorf("encode the policy: %w", err))
 		}
 		n, err := t.exec(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
-			p.Version, database.Clean(string(document)), database.Micros(p.Changed), database.Clean(p.By))
+			p.Version, database.Clean(string(document)), clock.Micros(p.Changed), database.Clean(p.By))
 		if err == nil && n == 0 {
 			err = database.Rule(devices.ErrConflict)
 		}
@@ -255,7 +256,7 @@ func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devic
 	ids, err := database.Collect(ctx, l.db.Read, func(scan func(...any) error) (id devices.ID, err error) { return id, scan(&id) },
 		`SELECT d.device FROM devices d WHERE d.joined <> '' AND d.first_seen < $1 AND (d.joined = $2 OR d.first_seen < $3)
  AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch = 0) ORDER BY d.first_seen, d.device LIMIT $4`,
-		database.Micros(now.Add(-ExpireMQTT)), string(devices.TransportMQTT), database.Micros(now.Add(-ExpireWebSocket)), int64(limit))
+		clock.Micros(now.Add(-ExpireMQTT)), string(devices.TransportMQTT), clock.Micros(now.Add(-ExpireWebSocket)), int64(limit))
 	if err != nil {
 		return nil, l.host.UseError(ctx, "looking for expired devices", err)
 	}

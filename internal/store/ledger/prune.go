@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/store/database"
 )
 
@@ -77,16 +78,16 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err err
 // change is written: nodes refuse what has ended, whether they have it in memory or not.
 func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 	return l.do(ctx, func(ctx context.Context, t *transaction) error {
-		codes, err := t.exec(ctx, `DELETE FROM console_codes WHERE expires_at < $1`, database.Micros(now.Add(-PruneEvery)))
+		codes, err := t.exec(ctx, `DELETE FROM console_codes WHERE expires_at < $1`, clock.Micros(now.Add(-PruneEvery)))
 		if err != nil {
 			return err
 		}
-		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-access.KeepConsoleKeys)))
+		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, clock.Micros(now.Add(-access.KeepConsoleKeys)))
 		if err != nil {
 			return err
 		}
 		// Who was revoked was not used since.
-		unused := database.Micros(now.Add(-access.GrantIdle - access.KeepGrants))
+		unused := clock.Micros(now.Add(-access.GrantIdle - access.KeepGrants))
 		grants, err := t.exec(ctx, `DELETE FROM api_keys WHERE id IN (SELECT id FROM oauth_grants WHERE used_at < $1)`, unused)
 		if err != nil {
 			return err

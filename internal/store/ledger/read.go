@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/store/database"
@@ -61,7 +62,7 @@ func scanChange(scan func(...any) error) (c devices.Change, err error) {
 	var value string
 	var at int64
 	err = scan(&c.Revision, &c.ID, &c.Device, &c.Aspect, &value, &c.Who, &at)
-	c.Value, c.At = json.RawMessage(value), database.Instant(at)
+	c.Value, c.At = json.RawMessage(value), clock.Instant(at)
 	return c, err
 }
 
@@ -99,7 +100,7 @@ func (l *Ledger) ChangesSince(ctx context.Context, since time.Time, after int64,
 		}
 		after = max(after, first-1)
 	}
-	return l.changes(ctx, `SELECT `+changeColumns+` WHERE revision > $1 AND at >= $2 ORDER BY revision LIMIT $3`, after, database.Micros(since), pageOf(limit))
+	return l.changes(ctx, `SELECT `+changeColumns+` WHERE revision > $1 AND at >= $2 ORDER BY revision LIMIT $3`, after, clock.Micros(since), pageOf(limit))
 }
 
 // skew is how far the clocks of two nodes may differ for ChangesSince.
@@ -123,7 +124,7 @@ func (l *Ledger) firstSince(ctx context.Context, since time.Time) (int64, error)
 		case isNoRows(err):
 			high, err = middle, nil
 		case err != nil:
-		case revision >= high || at >= database.Micros(since):
+		case revision >= high || at >= clock.Micros(since):
 			high = middle
 		default:
 			low = revision
@@ -234,7 +235,7 @@ func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot
 	s.Exceptions, err = database.Collect(ctx, tx, func(scan func(...any) error) (e devices.Exception, err error) {
 		var changed, until int64
 		err = scan(&e.Device, &e.Generation, &e.Revoked, &e.Reason, &changed, &e.Previous, &until, &e.Refused)
-		e.ChangedAt, e.PreviousUntil = database.Instant(changed), database.Instant(until)
+		e.ChangedAt, e.PreviousUntil = clock.Instant(changed), clock.Instant(until)
 		return e, err
 	}, `SELECT device, generation, revoked, reason, changed_at, previous, previous_until, refused FROM credential_exceptions ORDER BY device`)
 	if err != nil {
@@ -250,7 +251,7 @@ func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot
 			l.log.Error("a stored API key cannot be read", "error", fault)
 			return access.Key{}, nil
 		}
-		k.Revoked = database.Instant(revoked)
+		k.Revoked = clock.Instant(revoked)
 		return k, nil
 	}, `SELECT document, revoked_at FROM api_keys ORDER BY id`)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -180,7 +181,7 @@ func clean(m *devices.Member) {
 	for _, text := range []*string{&m.ClientID, &m.Name, &m.Serial, &m.Reason, (*string)(&m.Prefer), (*string)(&m.JoinTransport)} {
 		*text = database.Clean(*text)
 	}
-	m.PreviousUntil = database.Instant(database.Micros(m.PreviousUntil))
+	m.PreviousUntil = clock.Instant(clock.Micros(m.PreviousUntil))
 	m.Labels = cleanLabels(m.Labels)
 }
 
@@ -291,7 +292,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 		if err := scan(&m.ID, &m.Admission, &m.ClientID, &m.Name, &labels, &m.Prefer, &m.Serial, &m.JoinTransport, &firstSeen, &m.Revision); err != nil {
 			return err
 		}
-		m.Labels, m.FirstSeen = cleanLabels(database.DecodeLabels(labels)), database.Instant(firstSeen)
+		m.Labels, m.FirstSeen = cleanLabels(database.DecodeLabels(labels)), clock.Instant(firstSeen)
 		states[m.ID].before = m
 		return nil
 	})
@@ -310,7 +311,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 			s := states[id]
 			s.exception = true
 			m := &s.before
-			m.Generation, m.Previous, m.PreviousUntil, m.Reason, m.Refused = generation, previous, database.Instant(until), reason, refused
+			m.Generation, m.Previous, m.PreviousUntil, m.Reason, m.Refused = generation, previous, clock.Instant(until), reason, refused
 			return nil
 		})
 	for _, s := range states {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -57,7 +58,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 		}
 		any = true
 		m, was := &s.now, s.before.Known()
-		seen := database.Micros(m.FirstSeen)
+		seen := clock.Micros(m.FirstSeen)
 		name := strings.ToLower(m.Name)
 		if was && s.left {
 			gone = append(gone, id)
@@ -83,7 +84,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 		switch {
 		case !s.changed || x == old && s.exception == excepted:
 		case excepted || s.exception && m.Known():
-			exceptions = append(exceptions, []interface{}{id, x.Generation, x.Revoked, x.Reason, database.Micros(s.at), x.Previous, database.Micros(x.PreviousUntil), string(x.Refused)})
+			exceptions = append(exceptions, []interface{}{id, x.Generation, x.Revoked, x.Reason, clock.Micros(s.at), x.Previous, clock.Micros(x.PreviousUntil), string(x.Refused)})
 		case s.exception:
 			cleared = append(cleared, id)
 		}
@@ -206,7 +207,7 @@ func (t *transaction) deleteLabels(ctx context.Context, labels []database.Label)
 }
 
 func changeValues(c *devices.Change, revision int64) []any {
-	return []any{revision, c.ID, string(c.Device), string(c.Aspect), string(c.Value), c.Who, database.Micros(c.At)}
+	return []any{revision, c.ID, string(c.Device), string(c.Aspect), string(c.Value), c.Who, clock.Micros(c.At)}
 }
 
 // finish allocates the revisions of the changes and writes all rows that contain one: the changes, and the new or

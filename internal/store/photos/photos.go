@@ -7,6 +7,7 @@ import (
 	"context"
 	"database/sql"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -38,7 +39,7 @@ func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
 		photos = photos[len(batch):]
 		values := make([][]any, len(batch))
 		for i, p := range batch {
-			values[i] = []any{p.ID, string(p.Device), database.Clean(p.Question), p.Bytes, p.SHA256, p.Kind, database.Micros(p.TakenAt)}
+			values[i] = []any{p.ID, string(p.Device), database.Clean(p.Question), p.Bytes, p.SHA256, p.Kind, clock.Micros(p.TakenAt)}
 		}
 		if err := x.transactions.Run(ctx, "adding photos to their index", func(ctx context.Context, tx *sql.Tx) error {
 			_, err := rows.Write(ctx, tx, x.db, values)
@@ -91,7 +92,7 @@ func (x *Index) Page(ctx context.Context, device devices.ID, before, from string
 func scan(scan func(...any) error) (p devices.Photo, err error) {
 	var taken int64
 	err = scan(&p.ID, &p.Device, &p.Question, &p.Bytes, &p.SHA256, &p.Kind, &taken)
-	p.TakenAt = database.Instant(taken)
+	p.TakenAt = clock.Instant(taken)
 	return p, err
 }
 

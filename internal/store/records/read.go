@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
@@ -44,7 +45,7 @@ func (s *presenceScan) places() []any {
 
 func (s *presenceScan) finish() (err error) {
 	p := s.p
-	p.ConnectedAt, p.LastSeen, p.OfflineSince = database.Instant(s.connectedAt), database.Instant(s.lastSeen), database.Instant(s.offlineSince)
+	p.ConnectedAt, p.LastSeen, p.OfflineSince = clock.Instant(s.connectedAt), clock.Instant(s.lastSeen), clock.Instant(s.offlineSince)
 	p.Catalog, err = devices.ParseHash(s.catalog)
 	return err
 }
@@ -84,7 +85,7 @@ func (s *rowScan) next(scan func(...any) error) (devices.Row, error) {
 	}
 	d := &s.row.Device
 	d.Labels = database.DecodeLabels(s.labels)
-	d.FirstSeen, d.CheckedAt = database.Instant(s.firstSeen), database.Instant(s.checkedAt)
+	d.FirstSeen, d.CheckedAt = clock.Instant(s.firstSeen), clock.Instant(s.checkedAt)
 	s.row.Presence.Device = d.ID
 	err := s.presence.finish()
 	return s.row, err
@@ -165,7 +166,7 @@ func (s *Records) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogT
 		return devices.CatalogText{}, fmt.Errorf("catalog %s: %w", h, devices.ErrNotFound)
 	}
 	if err == nil {
-		c.FirstSeen = database.Instant(firstSeen)
+		c.FirstSeen = clock.Instant(firstSeen)
 		c.Tools, err = database.DecodeTools(text, encoding)
 	}
 	if err != nil {
@@ -195,7 +196,7 @@ func (s *Records) History(ctx context.Context, id devices.ID, epoch devices.Epoc
 		if err := scan(&e.Epoch, &e.Seq, &catalog, &e.Firmware, &e.ELF, &e.Partial, &at); err != nil {
 			return e, err
 		}
-		e.At = database.Instant(at)
+		e.At = clock.Instant(at)
 		var err error
 		e.Catalog, err = devices.ParseHash(catalog)
 		return e, err

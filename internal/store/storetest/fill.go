@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 	"fleetd/internal/store/database"
@@ -46,13 +47,13 @@ func (d Database) Add(t testing.TB, list ...devices.Device) {
  firmware, firmware_key, elf_sha256, chip, language, serial, activate_v2, first_seen, checked_at)
  VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
 			string(x.ID), string(x.Admission), x.ClientID, x.Name, strings.ToLower(x.Name), labels, string(x.Prefer), x.Revision, x.Board, strings.ToLower(x.Board),
-			x.Firmware, key, x.ELF, x.Chip, x.Language, x.Serial, x.ActivateV2, database.Micros(x.FirstSeen), database.Micros(x.CheckedAt))
+			x.Firmware, key, x.ELF, x.Chip, x.Language, x.Serial, x.ActivateV2, clock.Micros(x.FirstSeen), clock.Micros(x.CheckedAt))
 		for _, key := range slices.Sorted(maps.Keys(x.Labels)) {
 			exec(`INSERT INTO device_labels (key, value, device) VALUES ($1, $2, $3)`, key, x.Labels[key], string(x.ID))
 		}
 		exec(`INSERT INTO presence (device, epoch, seq, online, node, session, client_id, transport, reason, connected_at, last_seen, mcp_state, mcp_error,
  catalog, catalog_partial, tool_count, generation) VALUES ($1, 0, 0, FALSE, '', '', '', '', 'never_connected', 0, $2, 'unknown', '', '', FALSE, 0, 0)`,
-			string(x.ID), max(database.Micros(x.FirstSeen), database.Micros(x.CheckedAt)))
+			string(x.ID), max(clock.Micros(x.FirstSeen), clock.Micros(x.CheckedAt)))
 		counts.Facts(x.Board, x.Firmware, 1)
 		counts.Presence(database.PresenceCounted{Reason: "never_connected", MCP: "unknown"}, 1)
 		if x.Admission != devices.AdmissionMember {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 	"fleetd/internal/webhooks"
@@ -43,8 +44,8 @@ func scan(scan func(...any) error) (h webhooks.Hook, err error) {
 		&h.Position, &h.Gap, &h.Delivered, &delivered, &failing, &h.LastError, &disabled); err != nil {
 		return h, err
 	}
-	h.OfflineFor, h.CreatedAt = time.Duration(offlineFor)*time.Microsecond, database.Instant(created)
-	h.DeliveredAt, h.FailingSince, h.DisabledAt = database.Instant(delivered), database.Instant(failing), database.Instant(disabled)
+	h.OfflineFor, h.CreatedAt = time.Duration(offlineFor)*time.Microsecond, clock.Instant(created)
+	h.DeliveredAt, h.FailingSince, h.DisabledAt = clock.Instant(delivered), clock.Instant(failing), clock.Instant(disabled)
 	return h, json.Unmarshal([]byte(types), &h.Types)
 }
 
@@ -52,7 +53,7 @@ func scan(scan func(...any) error) (h webhooks.Hook, err error) {
 func settings(h webhooks.Hook) ([]any, error) {
 	types, err := json.Marshal(h.Types)
 	return []any{h.ID, h.Owner, database.Clean(h.OwnerName), database.Clean(h.URL), string(types), database.Clean(h.Select), h.OfflineFor.Microseconds(), h.Sealed,
-		database.Micros(h.CreatedAt), h.Version}, err
+		clock.Micros(h.CreatedAt), h.Version}, err
 }
 
 // List implements webhooks.Store.
@@ -124,7 +125,7 @@ func (s *Store) Update(ctx context.Context, h webhooks.Hook) error {
 	}
 	return s.one(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1,
  failing_since = CASE WHEN $8 = 0 AND disabled_at <> 0 THEN 0 ELSE failing_since END, disabled_at = $8 WHERE id = $1 AND version = $2`,
-		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7], database.Micros(h.DisabledAt))
+		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7], clock.Micros(h.DisabledAt))
 }
 
 // Reseal implements webhooks.Store.
@@ -200,7 +201,7 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
 			status := statuses[id]
 			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8, disabled_at = $10 WHERE id = $1 AND (instance = $2 OR $9)`,
-				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres(), database.Micros(status.DisabledAt))
+				id, instance, status.Position, status.Gap, status.Delivered, clock.Micros(status.DeliveredAt), clock.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres(), clock.Micros(status.DisabledAt))
 			if err != nil {
 				return err
 			}
@@ -223,12 +224,12 @@ func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDev
 	absent, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
 		var since int64
 		err = scan(&d.Device, &since, &d.Reason, &d.Reported)
-		d.Since = database.Instant(since)
+		d.Since = clock.Instant(since)
 		return d, err
 	}, `SELECT p.device, p.offline_since, p.reason, w.since IS NOT NULL
  FROM (SELECT device, offline_since, reason FROM presence WHERE NOT online AND (offline_since, device) > ($2, $3) AND offline_since <= $4 ORDER BY offline_since, device LIMIT $5) p
  LEFT JOIN webhook_offline w ON w.webhook = $1 AND w.device = p.device AND w.since = p.offline_since ORDER BY p.offline_since, p.device`,
-		id, database.Micros(after.Since), string(after.Device), database.Micros(before), int64(limit))
+		id, clock.Micros(after.Since), string(after.Device), clock.Micros(before), int64(limit))
 	if err != nil {
 		return nil, s.host.UseError(ctx, "reading which devices are offline", err)
 	}
@@ -239,7 +240,7 @@ func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDev
 func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice, ended bool) error {
 	return s.transactions.Run(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since, ended) VALUES ($1, $2, $3, $4) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since, ended = excluded.ended`,
-			id, string(d.Device), database.Micros(d.Since), ended)
+			id, string(d.Device), clock.Micros(d.Since), ended)
 		return err
 	})
 }
@@ -259,13 +260,13 @@ func (s *Store) Reported(ctx context.Context, id string, device devices.ID) (sin
 	if err != nil {
 		return since, s.host.UseError(ctx, "reading which absences a webhook has", err)
 	}
-	return database.Instant(micros), nil
+	return clock.Instant(micros), nil
 }
 
 // Prune implements webhooks.Store.
 func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
 	return s.transactions.Run(ctx, "deleting old deliveries of a webhook", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, database.Micros(before))
+		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, clock.Micros(before))
 		return err
 	})
 }
