@@ -64,16 +64,22 @@ func (r *Registry) ConsoleKey(who *Caller, scopes Scopes, now time.Time) (Key, e
 			return Key{}, fmt.Errorf("the key %q does not have the scope %s, so a key of the console made from it cannot have it", who.Name, name)
 		}
 	}
-	k := Key{Scopes: cmp.Or(scopes, who.Scopes), Devices: who.Devices, Tools: who.Tools, Since: scopesVersion, Parent: Parent{Key: who.Key, Name: who.Name}}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	k := r.childLocked(who, cmp.Or(scopes, who.Scopes))
+	return k, r.checkChildrenLocked(&k.Parent, now)
+}
+
+// childLocked returns a key with some scopes of a caller and its other rights, which ends with the caller's key.
+func (r *Registry) childLocked(who *Caller, scopes Scopes) Key {
+	k := Key{Scopes: scopes, Devices: who.Devices, Tools: who.Tools, Since: scopesVersion, Parent: Parent{Key: who.Key, Name: who.Name}}
 	if who.Key == KeyAdmin {
 		k.Parent.Admin = r.adminHash()
 	}
-	r.mu.RLock()
-	defer r.mu.RUnlock()
 	if h := r.byID[who.Key]; h != nil {
 		k.Expires = h.key.Expires
 	}
-	return k, r.checkChildrenLocked(&k.Parent, now)
+	return k
 }
 
 // checkChildrenLocked returns an error if a key has as many console keys as it may, those that are being issued included.

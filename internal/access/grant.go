@@ -64,23 +64,18 @@ func (r *Registry) GrantKey(who *Caller, g Grant, scopes Scopes, devices selecto
 			return Key{}, fmt.Errorf("the key %q is limited to the tools %s, and %q is not one of these entries nor a tool that they match", who.Name, strings.Join(who.Tools, ", "), glob)
 		}
 	}
-	k := Key{Scopes: scopes, Devices: selector.And(who.Devices, devices), Tools: who.Tools, Since: scopesVersion, Parent: Parent{Key: who.Key, Name: who.Name}, Grant: &g}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	k := r.childLocked(who, scopes)
+	k.Grant, k.Devices = &g, selector.And(k.Devices, devices)
 	if len(tools) > 0 {
 		k.Tools = tools
 	}
 	if err := k.Devices.Check(); err != nil {
 		return Key{}, fmt.Errorf("devices: %w", err)
 	}
-	if who.Key == KeyAdmin {
-		k.Parent.Admin = r.adminHash()
-	}
-	r.mu.RLock()
-	defer r.mu.RUnlock()
 	if through := r.byID[who.Through]; through != nil && through.key.Grant != nil {
 		return Key{}, errors.New("a grant cannot allow other applications; use the key that it was made from")
-	}
-	if h := r.byID[who.Key]; h != nil {
-		k.Expires = h.key.Expires
 	}
 	return k, nil
 }
