@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"net/url"
 	"time"
 
@@ -115,7 +114,7 @@ func (s *Server) keysOf(ctx context.Context, g *access.Grant) (keys jose.JSONWeb
 		}
 	}
 	if err := json.Unmarshal(raw, &keys); err != nil {
-		return keys, &refusal{http.StatusUnauthorized, "invalid_client", "the keys of the application cannot be read"}
+		return keys, invalidClient("the keys of the application cannot be read")
 	}
 	return keys, nil
 }

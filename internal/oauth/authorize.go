@@ -152,10 +152,8 @@ func statusOf(err error) int {
 // check returns the request of an application, or a sentence about what is wrong with it.
 func (s *Server) check(r *http.Request) (*asked, error) {
 	query := r.URL.Query()
-	for name, values := range query {
-		if len(values) > 1 && name != "resource" {
-			return nil, fmt.Errorf("the application sent the parameter %q more than once", name)
-		}
+	if name, found := repeated(query); found {
+		return nil, fmt.Errorf("the application sent the parameter %q more than once", name)
 	}
 	c, err := s.clientOf(r.Context(), query.Get("client_id"))
 	if err != nil {
@@ -253,16 +251,24 @@ func (s *Server) consent(r *http.Request, a *asked, v *view) (code string, statu
 	code = s.opt.Mint.Code(access.CodeGrant, expires)
 	err = s.opt.Service.Allow(r.Context(), who, g, c, fleet.Authorization{Redirect: r.URL.Query().Get("redirect_uri"), Challenge: a.challenge}, code, expires)
 	if err != nil {
-		status, _ = devices.AsError(err).Code.Status()
-		return "", status, errors.New(devices.AsError(err).Detail)
+		status, err = sentenceOf(err)
+		return "", status, err
 	}
 	return code, 0, nil
+}
+
+// sentenceOf returns an error of the fleet as the page shows it.
+func sentenceOf(err error) (status int, sentence error) {
+	e := devices.AsError(err)
+	status, _ = e.Code.Status()
+	return status, errors.New(e.Detail)
 }
 
 // whoConsents returns the caller of the key or the consent code that a person entered. A code narrows the scopes: whoever made
 // it has said how far it goes, and it works once.
 func (s *Server) whoConsents(r *http.Request, secret string, c *fleet.Consent) (*access.Caller, int, error) {
 	now := clock.Now()
+	notConsent := s.opt.Mint.VerifyCode(access.CodeConsent, secret, now)
 	switch {
 	case secret == "":
 		return nil, http.StatusBadRequest, errors.New("enter an API key or a consent code; `fleetd keys allow` prints a code")
@@ -270,17 +276,17 @@ func (s *Server) whoConsents(r *http.Request, secret string, c *fleet.Consent) (
 		return nil, http.StatusBadRequest, errors.New("the admin token is not taken here, since it opens everything; run `fleetd keys allow`, and enter the code that it prints")
 	case s.opt.Mint.VerifyCode(access.CodeConsole, secret, now) == nil:
 		return nil, http.StatusBadRequest, errors.New("this is a code for the console; run `fleetd keys allow`, and enter the code that it prints")
-	case s.opt.Mint.VerifyCode(access.CodeConsent, secret, now) == nil:
+	case notConsent == nil:
 		who, err := s.opt.Service.TakeConsentCode(r.Context(), secret)
 		if err != nil {
-			status, _ := devices.AsError(err).Code.Status()
-			return nil, status, errors.New(devices.AsError(err).Detail)
+			status, err := sentenceOf(err)
+			return nil, status, err
 		}
 		if c.Scopes = who.Scopes.Both(c.Scopes); c.Scopes == 0 {
 			return nil, http.StatusBadRequest, errors.New("the code allows none of these rights; choose another one, and make another code")
 		}
 		return who, 0, nil
-	case errors.Is(s.opt.Mint.VerifyCode(access.CodeConsent, secret, now), credential.ErrExpired):
+	case errors.Is(notConsent, credential.ErrExpired):
 		return nil, http.StatusUnauthorized, errors.New("the code has expired; run `fleetd keys allow` again")
 	}
 	who, err := s.opt.Auth.Keys.Authenticate(secret, now)

@@ -236,15 +236,23 @@ func (s *Server) isAllowedHost(host string) bool {
 	return slices.ContainsFunc(s.opt.Hosts, func(glob string) bool { return access.Match(strings.ToLower(glob), strings.ToLower(host)) })
 }
 
-// form reads the parameters of a body. A parameter that is there twice is an error (RFC 6749, 3.2), except resource.
+// repeated returns a parameter that is there twice, which no request may have (RFC 6749, 3.1 and 3.2), except resource.
+func repeated(parameters url.Values) (name string, found bool) {
+	for name, values := range parameters {
+		if len(values) > 1 && name != "resource" {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// form reads the parameters of a body.
 func form(r *http.Request) (url.Values, error) {
 	if err := r.ParseForm(); err != nil {
 		return nil, refuse("invalid_request", "the body is not a form of at most 64 KiB: send application/x-www-form-urlencoded")
 	}
-	for name, values := range r.PostForm {
-		if len(values) > 1 && name != "resource" {
-			return nil, refuse("invalid_request", "the parameter "+name+" is there more than once")
-		}
+	if name, found := repeated(r.PostForm); found {
+		return nil, refuse("invalid_request", "the parameter "+name+" is there more than once")
 	}
 	return r.PostForm, nil
 }
