@@ -79,18 +79,15 @@ func (e *entry) talk() *speech.Conversation {
 	if c := e.conversation.Load(); c != nil {
 		return c
 	}
-	x := e.session.Load()
-	if x == nil || !x.useConversation() {
-		return e.conversation.Load()
-	}
-	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
-		x.closeConversation(reason)
+	if x := e.session.Load(); x != nil {
+		x.useConversation()
 	}
 	return e.conversation.Load()
 }
 
-// useConversation creates the conversation of setUnused; created is false if there is none.
-func (x *Session) useConversation() (created bool) {
+// useConversation creates the conversation of setUnused, if there is one. Close clears unused under the same lock: it comes before
+// this, and nothing is created, or after it, and ends the conversation.
+func (x *Session) useConversation() {
 	e := x.entry
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -98,16 +95,15 @@ func (x *Session) useConversation() (created bool) {
 	defer x.mu.Unlock()
 	open := x.unused
 	if open == nil || e.session.Load() != x {
-		return false
+		return
 	}
 	x.unused = nil
 	c, err := x.svc.speech.Open(e, speech.Opening{ID: x.id, Owned: true, Counted: true}, open)
 	if err != nil { // its path exists as long as the connection
 		x.svc.speech.Stats().Conversations.Add(-1)
-		return false
+		return
 	}
 	e.conversation.Store(c)
-	return true
 }
 
 // isTalkingLocked reports whether a conversation is open on the device.
