@@ -12,7 +12,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -20,6 +19,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 	"fleetd/internal/firmware"
+	"fleetd/internal/preflight"
 )
 
 type firmwareListCmd struct {
@@ -171,13 +171,10 @@ type firmwareCheckCmd struct {
 	listFlags
 }
 
-// imageName matches what names an image rather than a release.
-var imageName = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
-
 // Run prints the counts and the devices that would not get the image.
 func (cmd *firmwareCheckCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
 	query := apiclient.Query{"release": cmd.What, "select": cmd.Select}
-	if imageName.MatchString(cmd.What) {
+	if firmware.IsID(cmd.What) {
 		query = apiclient.Query{"image": cmd.What, "select": cmd.Select}
 	}
 	rows := [][]string{{"DEVICE", "BOARD", "FIRMWARE", "IMAGE", "VERDICT", "WHY"}}
@@ -214,8 +211,8 @@ func (cmd *firmwareCheckCmd) Run(ctx context.Context, a *app, c *apiclient.Clien
 
 func printCounts(a *app, counts *api.FirmwareCounts) error {
 	rows := [][]string{{"Devices", fmt.Sprint(counts.Devices)}}
-	for _, name := range []string{"fit", "already", "waits", "blocked"} {
-		rows = append(rows, []string{"  " + name, fmt.Sprint(counts.Verdicts[name])})
+	for _, verdict := range preflight.Verdicts {
+		rows = append(rows, []string{"  " + string(verdict), fmt.Sprint(counts.Verdicts[string(verdict)])})
 	}
 	for _, code := range slices.Sorted(maps.Keys(counts.Findings)) {
 		rows = append(rows, []string{"Finding " + code, fmt.Sprint(counts.Findings[code])})

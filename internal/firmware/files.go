@@ -63,7 +63,7 @@ func (f *files) repair(ctx context.Context) (repaired int, err error) {
 		return 0, nil
 	}
 	for _, e := range entries {
-		if id := e.Name(); err == nil && isID(id) && ctx.Err() == nil {
+		if id := e.Name(); err == nil && IsID(id) && ctx.Err() == nil {
 			var put bool
 			put, err = f.repairOne(ctx, id)
 			if put {
@@ -334,7 +334,7 @@ func (f *files) deleteObject(ctx context.Context, objects jetstream.ObjectStore,
 	_ = objects.Delete(ctx, id) // if this fails, a damaged object is left, which read refuses
 }
 
-// isID reports whether text is the SHA-256 of an image, or the beginning of one that is long enough to name it.
-func isID(text string) bool {
+// IsID reports whether text is the SHA-256 of an image, or the beginning of one that is long enough to name it.
+func IsID(text string) bool {
 	return len(text) >= Digits && len(text) <= 2*sha256.Size && strings.Trim(text, "0123456789abcdef") == ""
 }

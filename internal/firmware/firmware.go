@@ -345,7 +345,7 @@ func (m *Manager) count(ctx context.Context, by access.Principal, list []api.Fir
 
 // find returns the image with this SHA-256, or the one whose SHA-256 begins with these digits.
 func (m *Manager) find(ctx context.Context, id string) (Image, []Image, error) {
-	if id = strings.ToLower(id); !isID(id) {
+	if id = strings.ToLower(id); !IsID(id) {
 		return Image{}, nil, devices.Errorf(devices.CodeBadRequest, "image: %q names none; give 12 to 64 hex digits of its SHA-256", id)
 	}
 	images, err := m.Store.Images(ctx)
