@@ -65,7 +65,10 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 	var keys []api.Key
 	now := clock.Now()
 	all := s.opt.Service.Keys().Keys()
-	uses := s.grantUses(ctx, all...)
+	var uses map[string]access.GrantUse
+	if slices.ContainsFunc(all, func(k access.Key) bool { return k.Grant != nil }) {
+		uses = s.grantUses(ctx)
+	}
 	for _, k := range all {
 		if !k.IsForgotten(now) && (k.Grant == nil || uses == nil || now.Sub(uses[k.ID].Used) < access.GrantIdle+access.KeepGrants) {
 			keys = append(keys, addUse(s.newAPIKey(k, now), uses, now))
@@ -112,16 +115,13 @@ func (s *Server) getKey(ctx context.Context, in *KeyPath) (*tagged[api.Key], err
 		return nil, s.problem(ctx, err)
 	}
 	if k.Grant != nil {
-		k = addUse(k, s.grantUses(ctx, access.Key{Grant: &access.Grant{}}), clock.Now())
+		k = addUse(k, s.grantUses(ctx), clock.Now())
 	}
 	return quoted(k.Revision(), k), nil
 }
 
-// grantUses returns when grants were used, if one of the keys is a grant and the database answers.
-func (s *Server) grantUses(ctx context.Context, keys ...access.Key) map[string]access.GrantUse {
-	if !slices.ContainsFunc(keys, func(k access.Key) bool { return k.Grant != nil }) {
-		return nil
-	}
+// grantUses returns when grants were used; nil if the database does not answer.
+func (s *Server) grantUses(ctx context.Context) map[string]access.GrantUse {
 	uses, err := s.opt.Service.GrantUses(ctx)
 	if err != nil {
 		return nil // the list says that it is not known
