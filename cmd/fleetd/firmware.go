@@ -16,13 +16,16 @@ import (
 )
 
 type firmwareCmd struct {
-	List    firmwareListCmd    `cmd:"" default:"withargs" help:"List the stored images, newest first (the default)."`
-	Inspect inspectCmd         `cmd:"" help:"Show what firmware files are, for which devices, and what is wrong with them. Exit status 0: all are fit, 2: one is not."`
-	Add     firmwareAddCmd     `cmd:"" help:"Add the images of firmware files to the store of the fleet. Exit status 2: a file is not fit."`
-	Show    firmwareShowCmd    `cmd:"" help:"Show a stored image."`
-	Remove  firmwareRemoveCmd  `cmd:"" help:"Delete a stored image."`
-	Check   firmwareCheckCmd   `cmd:"" help:"Show which devices could get an image, or the images of a release, and why others could not. Nothing is given to them."`
-	Explain firmwareExplainCmd `cmd:"" help:"Show what a device runs and ran, and whether it could get an image."`
+	List     firmwareListCmd     `cmd:"" default:"withargs" help:"List the stored images, newest first (the default)."`
+	Inspect  inspectCmd          `cmd:"" help:"Show what firmware files are, for which devices, and what is wrong with them. Exit status 0: all are fit, 2: one is not."`
+	Add      firmwareAddCmd      `cmd:"" help:"Add the images of firmware files to the store of the fleet. Exit status 2: a file is not fit."`
+	Show     firmwareShowCmd     `cmd:"" help:"Show a stored image."`
+	Remove   firmwareRemoveCmd   `cmd:"" help:"Delete a stored image."`
+	Check    firmwareCheckCmd    `cmd:"" help:"Show which devices could get an image, or the images of a release, and why others could not. Nothing is given to them."`
+	Explain  firmwareExplainCmd  `cmd:"" help:"Show what a device runs and ran, and whether it could get an image."`
+	Roll     firmwareRollCmd     `cmd:"" help:"Give devices an image, or the images of a release: in stages, proving each device, and stopping by itself."`
+	Rollback firmwareRollbackCmd `cmd:"" help:"Give devices back the images that they had before a rollout."`
+	Unbar    firmwareUnbarCmd    `cmd:"" help:"Let a device get images again that was barred after two failed flashes."`
 }
 
 type inspectCmd struct {

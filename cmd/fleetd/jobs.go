@@ -18,20 +18,22 @@ import (
 )
 
 type jobsCmd struct {
-	List    jobsListCmd    `cmd:"" default:"withargs" help:"List jobs, or show one (the default)."`
-	Run     jobsRunCmd     `cmd:"" help:"Call a tool on all devices of a selection: now, later, repeatedly, at a pace."`
-	Message jobsMessageCmd `cmd:"" help:"Send a message, such as an alert, to all devices of a selection."`
-	Pause   jobsPauseCmd   `cmd:"" help:"Pause a job: no further task begins."`
-	Resume  jobsResumeCmd  `cmd:"" help:"Continue a paused or halted job."`
-	Cancel  jobsCancelCmd  `cmd:"" help:"Cancel a job: waiting tasks end, running ones finish."`
-	Retry   jobsRetryCmd   `cmd:"" help:"Repeat the failed tasks of a job."`
-	Advance jobsAdvanceCmd `cmd:"" help:"Open the next stage of a job."`
-	Report  jobsReportCmd  `cmd:"" help:"Write what became of each device, as CSV or NDJSON."`
+	List     jobsListCmd         `cmd:"" default:"withargs" help:"List jobs, or show one (the default)."`
+	Run      jobsRunCmd          `cmd:"" help:"Call a tool on all devices of a selection: now, later, repeatedly, at a pace."`
+	Message  jobsMessageCmd      `cmd:"" help:"Send a message, such as an alert, to all devices of a selection."`
+	Pause    jobsPauseCmd        `cmd:"" help:"Pause a job: no further task begins."`
+	Resume   jobsResumeCmd       `cmd:"" help:"Continue a paused or halted job."`
+	Cancel   jobsCancelCmd       `cmd:"" help:"Cancel a job: waiting tasks end, running ones finish."`
+	Retry    jobsRetryCmd        `cmd:"" help:"Repeat the failed tasks of a job."`
+	Advance  jobsAdvanceCmd      `cmd:"" help:"Open the next stage of a job."`
+	Rollback firmwareRollbackCmd `cmd:"" help:"Give the devices of a firmware job back the images that they had."`
+	Report   jobsReportCmd       `cmd:"" help:"Write what became of each device, as CSV or NDJSON."`
 }
 
 type jobsListCmd struct {
 	Job       string `arg:"" optional:"" help:"Id of a job, or last: the newest one."`
 	State     string `help:"Only jobs in this state." placeholder:"STATE" values:"scheduled,preparing,running,paused,halted,done,cancelled"`
+	Group     string `help:"Only jobs of this group: those of one release." placeholder:"GROUP"`
 	Device    string `device:"name" help:"Only jobs with a task for this device." placeholder:"DEVICE"`
 	Watch     bool   `help:"Follow the job until it ends; the list, until Ctrl-C."`
 	listFlags `set:"per=, one job per line"`
@@ -52,14 +54,14 @@ func (cmd *jobsListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
 	head := []string{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "REFUSED", "EXPIRED", "CREATED", "BY"}
 	none := "no job matches"
-	if cmd.State == "" && cmd.Device == "" {
+	if cmd.State == "" && cmd.Device == "" && cmd.Group == "" {
 		none = "no jobs yet; `fleetd jobs run SELECT TOOL` starts one"
 	}
 	return printList(ctx, a, out, c, cmd.listFlags, head, none, func(j api.Job) []string {
 		n := j.Counts
 		return []string{j.ID, stateText(&j), cut(actionText(&j.Spec.Action), actionWidth), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
 			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), strconv.FormatInt(n.Refused, 10), strconv.FormatInt(n.Expired, 10), timeCell(j.CreatedAt), j.CreatedBy}
-	}, apiclient.Query{"state": cmd.State, "device": cmd.Device}, "jobs")
+	}, apiclient.Query{"group": cmd.Group, "state": cmd.State, "device": cmd.Device}, "jobs")
 }
 
 // show prints one job, and follows it with --watch.

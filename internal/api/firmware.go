@@ -85,6 +85,8 @@ type DeviceFirmware struct {
 	Facts    *DeviceFacts     `json:"facts,omitempty" doc:"It is left out if the last OTA check could not be read, or was answered before fleetd kept it."`
 	History  []DeviceImage    `json:"history" nullable:"false" doc:"The images that it had, newest first, at most 20."`
 	Check    *FirmwareVerdict `json:"check,omitempty" doc:"With image, whether it could get that."`
+	Bar      string           `json:"bar" doc:"It says why the device gets no firmware for now. It is empty if it may."`
+	Last     *Task            `json:"last,omitempty" doc:"The firmware task that runs on the device, or else the one that waits first."`
 }
 
 // DeviceFacts are what a device said of its hardware and its image at its last OTA check.
@@ -105,7 +107,7 @@ type DeviceImage struct {
 	Image   string `json:"image" doc:"The id of the stored image. It is empty if there is none."`
 	Version string `json:"version"`
 	Board   string `json:"board"`
-	Cause   string `json:"cause" doc:"Why it came: foreign means that fleetd did not give it. It is empty for the first one that is known."`
+	Cause   string `json:"cause" doc:"Why it came: job, a firmware job gave it; rolled_back, the device went back to it from the image of such a job; foreign, fleetd did not give it. It is empty for the first one that is known." enum:",job,rolled_back,foreign"`
 	At      Time   `json:"at" doc:"The first OTA check with it was at this time."`
 }
 

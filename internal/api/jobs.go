@@ -36,6 +36,26 @@ type JobAction struct {
 	Call    *JobCall        `json:"call,omitempty" doc:"The job calls a tool."`
 	Message json.RawMessage `json:"message,omitempty" doc:"The job sends a message, as POST /v1/devices/{device}/messages does."`
 	Restart *JobRestart     `json:"restart,omitempty" doc:"The job restarts the device."`
+	// Firmware gives the device an image.
+	Firmware *JobFirmware `json:"firmware,omitempty" doc:"The job gives the device a firmware image, and proves that the device works with it. It needs the scope firmware, too."`
+}
+
+// JobFirmware gives a device an image.
+type JobFirmware struct {
+	Image string `json:"image,omitempty" doc:"SHA-256 of the image, or its first 12 digits."`
+	FirmwareOptions
+	// RollbackOf is set by the server alone.
+	RollbackOf string `json:"rollback_of,omitempty" doc:"The job takes back what this job did. Only POST .../rollback sets it."`
+}
+
+// FirmwareOptions are how an image is rolled out.
+type FirmwareOptions struct {
+	Restart string   `json:"restart,omitempty" enum:"idle,never" doc:"A device asks for an image only when it starts. idle, the default, restarts a connected device while no conversation is open; never waits for its next start."`
+	Gates   []string `json:"gates,omitempty" enum:"boot,connect,tools,status,stay" doc:"What the device must pass with the image, in this order: it starts, connects, has the tools that it had, answers self.get_device_status, and stays up. The default is all."`
+	Stay    string   `json:"stay,omitempty" doc:"It says how long the device must stay up." example:"10m"`
+	MayLose []string `json:"may_lose,omitempty" maxItems:"100" doc:"The device may lack these tools with the image."`
+	OnHalt  string   `json:"on_halt,omitempty" enum:"stop,rollback" doc:"When failed gates halt the job: stop, the default, leaves the devices as they are; rollback brings them back."`
+	Allow   []string `json:"allow,omitempty" enum:"project,layout,version_too_old,ota_url" doc:"Findings of the check that do not block these devices."`
 }
 
 // JobCall is a call of one tool.
@@ -76,6 +96,8 @@ type JobStage struct {
 	OK   Amount `json:"ok" doc:"It says how many tasks must end ok before the next stage, in all: a number, or a share such as 5%."`
 	Soak string `json:"soak,omitempty" doc:"It says how long to wait after them." example:"30m"`
 	Hold bool   `json:"hold,omitempty" doc:"With true, the job waits for POST .../advance before the next stage."`
+	// Stop holds while the stage is the current one.
+	Stop *JobStop `json:"stop,omitempty" doc:"The stop rule of this stage, in place of that of the job."`
 }
 
 // JobStop is when a job halts by itself: at so many failures, or at a share of the tasks
@@ -145,8 +167,9 @@ func (a *Amount) UnmarshalJSON(data []byte) (err error) {
 // Job is a job with its progress.
 type Job struct {
 	ID        string    `json:"id"`
+	Group     string    `json:"group,omitempty" doc:"The jobs of one release have the same group."`
 	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Reason    string    `json:"reason" doc:"It says why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
+	Reason    string    `json:"reason" doc:"It says why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, board_changed, astray, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
 	Spec      JobSpec   `json:"spec" doc:"It is the job as it was given, with the defaults filled in."`
 	Stage     int       `json:"stage" doc:"This is the current stage, from 1. It is 0 without stages."`
 	Round     int64     `json:"round" doc:"It says how often a repeating job has fired. It is 0 otherwise."`
@@ -195,6 +218,21 @@ type Task struct {
 	BegunAt    Time   `json:"begun_at"`
 	EndedAt    Time   `json:"ended_at"`
 	DurationMS int64  `json:"duration_ms"`
+	// Firmware is set for firmware tasks that have begun.
+	Firmware *TaskFirmware `json:"firmware,omitempty"`
+}
+
+// TaskFirmware is how far a firmware task has come.
+type TaskFirmware struct {
+	Phase    string `json:"phase" doc:"What the task waits for: called, the device was told to restart; offered, it may fetch the image; loading; booting, it has the image; proving. It is empty unless the task runs." enum:",called,offered,loading,booting,proving"`
+	Gate     string `json:"gate" doc:"The gate that the device is to pass next. It is empty unless the phase is proving." enum:",connect,tools,status,stay"`
+	Proven   string `json:"proven" doc:"The last gate that the device has passed." enum:",boot,connect,tools,status,stay"`
+	Before   string `json:"elf_before" doc:"ELF SHA-256 of what the device ran when the task began."`
+	Offers   int    `json:"offers"`
+	Flashes  int    `json:"flashes" doc:"So many times the device got the last byte of the image."`
+	Restarts int    `json:"restarts" doc:"So many times the device was told to restart."`
+	Bytes    int64  `json:"bytes" doc:"So many bytes of the last download were sent."`
+	Size     int64  `json:"size" doc:"The image has so many bytes."`
 }
 
 // JobPlan is what a dry run reports.
@@ -207,6 +245,7 @@ type JobPlan struct {
 	Refusals  []JobRefusal `json:"refusals" nullable:"false" doc:"It says what would be refused, by reason."`
 	Confirm   []string     `json:"confirm" nullable:"false" doc:"Rules that ask for a confirmation of the job."`
 	Estimated string       `json:"estimated" doc:"It says how long the pace takes for the connected devices."`
+	NoWayBack int64        `json:"no_way_back,omitempty" doc:"So many devices would get the image and could not get back what they run, since that is not stored or would not fit."`
 }
 
 // JobRefusal is a reason for which tasks would be refused.
@@ -225,4 +264,38 @@ type JobEdit struct {
 	Stop  *JobStop `json:"stop,omitempty"`
 	// IfMatch is the Revision that the change was made from; empty: any.
 	IfMatch string `json:"-"`
+}
+
+// FirmwareRoll rolls out a release: the members of a job, whose action is the images of the release.
+type FirmwareRoll struct {
+	Release      string          `json:"release" example:"xiaozhi@2.4.2" doc:"Project and version, or the version alone if one project has it."`
+	Firmware     FirmwareOptions `json:"firmware,omitzero"`
+	Select       string          `json:"select,omitempty" doc:"The devices, as in GET /v1/devices?select=. Either select or devices." example:"room=lab"`
+	Devices      []string        `json:"devices,omitempty" maxItems:"1000"`
+	Follow       bool            `json:"follow,omitempty"`
+	When         *JobWhen        `json:"when,omitempty"`
+	Pace         *JobPace        `json:"pace,omitempty"`
+	Stages       []JobStage      `json:"stages,omitempty" maxItems:"20"`
+	Stop         *JobStop        `json:"stop,omitempty"`
+	Note         string          `json:"note,omitempty" maxLength:"1000"`
+	Confirmation string          `json:"confirmation,omitempty"`
+}
+
+// Spec is the job of one image of the release.
+func (r *FirmwareRoll) Spec(image string) JobSpec {
+	return JobSpec{Action: JobAction{Firmware: &JobFirmware{Image: image, FirmwareOptions: r.Firmware}}, Select: r.Select, Devices: r.Devices, Follow: r.Follow,
+		When: r.When, Pace: r.Pace, Stages: r.Stages, Stop: r.Stop, Note: r.Note}
+}
+
+// JobGroup are jobs that were created together: one for each image.
+type JobGroup struct {
+	Group string `json:"group"`
+	Items []Job  `json:"items" nullable:"false"`
+	// Unreachable counts devices that a rollback cannot bring back now.
+	Unreachable int64 `json:"unreachable,omitempty" doc:"So many devices of a rollback are not connected, or the image that they had is not stored."`
+}
+
+// FirmwareRollPlan is what a dry run of a rollout reports: a plan for each image.
+type FirmwareRollPlan struct {
+	Items []JobPlan `json:"items" nullable:"false"`
 }

@@ -114,6 +114,7 @@ type Config struct {
 	RecorderMemory    int64 // bytes; 0: off
 	FirmwareLimit     int64 // bytes
 	FirmwareStorage   int64 // bytes
+	FirmwareDownloads int
 
 	LogLevel  string
 	LogFormat string
@@ -427,6 +428,10 @@ var settings = []setting{
 		help: "Size of all stored firmware images; beyond it, further ones are refused.",
 		more: "They are in NATS, and on the disk of each node that has served them.",
 		set:  size(func(c *Config) *int64 { return &c.FirmwareStorage }, mib)},
+	{name: "firmware-downloads", group: groupKeep, def: "64",
+		help: "Devices that may have an offer or a download of a firmware image of this node at once; one address may have eight.",
+		more: "A device beyond that gets its offer at a later check.",
+		set:  integer(func(c *Config) *int { return &c.FirmwareDownloads }, 1, 4096)},
 
 	{name: "log-level", group: groupLog, def: "info",
 		help: "debug, info, warn or error; changeable at run time through the API.",

@@ -38,6 +38,7 @@ const (
 	CodeUnavailable      Code = "unavailable"
 	CodeInternal         Code = "internal"
 	CodeConflict         Code = "conflict"
+	CodeNotEligible      Code = "not_eligible"
 	CodeQueueFull        Code = "queue_full"
 	CodeRateLimited      Code = "rate_limited"
 	CodeLimitReached     Code = "limit_reached"

@@ -49,6 +49,7 @@ const (
 	EventJobResumed   EventKind = "job.resumed"
 	EventJobDone      EventKind = "job.done"
 	EventJobCancelled EventKind = "job.cancelled"
+	EventJobPhase     EventKind = "job.phase"
 
 	EventWebhookDisabled EventKind = "webhook.disabled"
 )
@@ -108,7 +109,7 @@ var EventKinds = []EventInfo{
 	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#chip-keys) for it was",
 		"`client`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
 	{EventFirmware, "", "an OTA check shows another [image](../firmware.md#what-a-device-runs) than the last one; published after the database has it",
-		"`from` and `to`, each with `version` and `elf_sha256`, `board`, `cause`: `foreign` (fleetd did not give it)", true, EventsStream},
+		"`from` and `to`, each with `version` and `elf_sha256`, `board`, `cause`: `job` (a firmware job gave it), `rolled_back` (the device went back to what it ran before such a job), `foreign` (fleetd did not give it)", true, EventsStream},
 	{EventTask, "", "a task of a [job](../jobs.md) ended, or failed and waits to be repeated; its outcome is committed",
 		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`, `owner`", true, JobsStream},
 	{EventJobStarted, "", "its first task began", jobAdds, true, JobsStream},
@@ -118,6 +119,7 @@ var EventKinds = []EventInfo{
 	{EventJobResumed, "", "it goes on after it was paused or halted, or tasks of an ended job are repeated", jobAdds, true, JobsStream},
 	{EventJobDone, "", "its last task ended, or its deadline passed", jobAdds, true, JobsStream},
 	{EventJobCancelled, "", "a person cancelled it; tasks that run end by themselves", jobAdds, true, JobsStream},
+	{EventJobPhase, "", "a task of a [firmware job](../firmware.md) went on, or got more of its image, at most every 5 seconds", "`job`, `device`, `phase`, `gate`, `bytes`, `size`, `owner`", false, 0},
 	{EventWebhookDisabled, "", "a [webhook](../webhooks.md) was disabled, because its receiver accepted nothing for three days", "`webhook`, `failing_since`, `last_error`, `owner`, `created_by`", true, EventsStream},
 	{EventMessage, ".<type>", "every other message of the device: `listen`, `abort`, `goodbye`, `iot` ..., except `hello` and `mcp`", "`message` (untouched)", false, 0},
 	{EventSilent, "", "a conversation over UDP is open for 10 seconds and no packet was accepted; once per conversation", "`conversation` (its id), `packets` (how many named it)", false, 0},

@@ -72,8 +72,12 @@ type DeviceImage struct {
 // ImageCause is why a device has another image.
 type ImageCause string
 
-// CauseForeign is an image that fleetd did not give.
-const CauseForeign ImageCause = "foreign"
+// Causes of images.
+const (
+	CauseForeign    ImageCause = "foreign" // fleetd did not give it
+	CauseJob        ImageCause = "job"     // a firmware job gave it
+	CauseRolledBack ImageCause = "rolled_back"
+)
 
 // ImageChange is a check that showed another image than the last one.
 type ImageChange struct {

@@ -30,6 +30,7 @@ var codes = map[Code]codeInfo{
 	CodeDeviceOffline:    {409, "Conflict", "The device is a member but not connected."},
 	CodeSuperseded:       {409, "Conflict", "The device connected again during the call; `sent` and `outcome` report whether it may have acted."},
 	CodeConflict:         {409, "Conflict", "The job, the webhook or the image is in another state than the request needs, or the `Idempotency-Key` was used with another body."},
+	CodeNotEligible:      {409, "Conflict", "No device of the selection may get the firmware image, or be brought back; the detail has a reason, and `GET /v1/firmware/check` those of each device."},
 	CodeLimitReached:     {409, "Conflict", "The fleet has, or this key holds, as many as it may; the detail names the limit. End some, or wait until some end."},
 	CodeTooLarge:         {413, "Request Entity Too Large", "The body or value is larger than the limit in the detail."},
 	CodeInvalidArguments: {422, "Unprocessable Entity", "The arguments do not fit the tool's schema; `errors` has every fault with its JSON pointer."},

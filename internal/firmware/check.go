@@ -25,6 +25,8 @@ type checker struct {
 	ids     map[string]string           // of all images, by ELF
 	stored  map[string]*preflight.Image // all images, by ELF
 	details map[string]devices.Details  // that were read, by their text: many devices have the same
+	bars    map[devices.ID]string       // of the devices that are judged
+	allow   []string                    // findings that do not block
 }
 
 // checker returns that of a target.
@@ -96,7 +98,7 @@ func (c *checker) judge(v *devices.View, newest devices.DeviceImage) api.Firmwar
 	}
 	best := -1
 	for _, x := range of {
-		verdict, findings := preflight.Judge(&d, x, c.m.Server)
+		verdict, findings := preflight.Judge(&d, x, c.m.Server, c.allow...)
 		rank := slices.Index([]preflight.Verdict{preflight.Blocked, preflight.Waiting, preflight.Fit, preflight.Already}, verdict)
 		if rank <= best {
 			continue
@@ -113,7 +115,7 @@ func (c *checker) judge(v *devices.View, newest devices.DeviceImage) api.Firmwar
 // device returns what is known of a device. What it said at its last check is in newest.
 func (c *checker) device(v *devices.View, newest devices.DeviceImage) preflight.Device {
 	d := preflight.Device{Admitted: v.Device.Admission == devices.AdmissionMember && v.State != devices.StateContested, SeenTwice: newest.SeenTwice,
-		Board: v.Device.Board, Version: v.Device.Firmware, ELF: v.Device.ELF, Chip: v.Device.Chip, Running: c.stored[v.Device.ELF]}
+		Board: v.Device.Board, Version: v.Device.Firmware, ELF: v.Device.ELF, Chip: v.Device.Chip, Running: c.stored[v.Device.ELF], Bar: c.bars[v.Device.ID]}
 	details := c.read(newest.Details)
 	if details.Unreadable {
 		return d
@@ -145,6 +147,9 @@ func (c *checker) judgeAll(ctx context.Context, views []devices.View) ([]api.Fir
 	}
 	newest, err := c.m.Store.Newest(ctx, ids)
 	if err != nil {
+		return nil, err
+	}
+	if c.bars, err = c.m.Bars(ctx, ids); err != nil {
 		return nil, err
 	}
 	out := make([]api.FirmwareVerdict, len(views))
@@ -228,6 +233,10 @@ func (m *Manager) OfDevice(ctx context.Context, id devices.ID, image string) (ap
 			out.Facts.Display = fmt.Sprintf("%dx%d", details.Display.Width, details.Display.Height)
 		}
 	}
+	if c.bars, err = m.Bars(ctx, []devices.ID{id}); err != nil {
+		return api.DeviceFirmware{}, err
+	}
+	out.Bar = c.bars[id]
 	if image != "" {
 		verdict := c.judge(&v, newest)
 		out.Check = &verdict

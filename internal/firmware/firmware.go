@@ -94,7 +94,11 @@ type Options struct {
 	Storage   int64  // bytes of all images
 	Keys      Keys
 	Server    string // URL under which devices reach the fleet
-	Log       *slog.Logger
+	// Bars returns why devices get no firmware for now, of those for which that is so.
+	Bars func(ctx context.Context, ids []devices.ID) (map[devices.ID]string, error)
+	// InUse returns an open job that gives devices an image, or an empty text.
+	InUse func(ctx context.Context, image string) (job string, err error)
+	Log   *slog.Logger
 }
 
 // Manager keeps and shows images. It is safe for concurrent use. Errors are *devices.Error or those of Store.
@@ -429,7 +433,11 @@ func (m *Manager) Delete(ctx context.Context, by access.Principal, id string, fo
 	if err != nil {
 		return err
 	}
-	if !force {
+	if job, no := m.InUse(ctx, image.ID()); no != nil {
+		err = no
+	} else if job != "" {
+		err = devices.Errorf(devices.CodeConflict, "the open job %s gives devices this image; cancel it first", job)
+	} else if !force {
 		err = m.checkUse(ctx, &image)
 	}
 	if err == nil {

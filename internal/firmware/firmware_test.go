@@ -126,6 +126,12 @@ func newFleet(t *testing.T, change func(*firmware.Options)) *fleet {
 func (f *fleet) node(t *testing.T) *firmware.Manager {
 	o := f.opt
 	o.Dir = filepath.Join(t.TempDir(), "firmware")
+	if o.Bars == nil {
+		o.Bars = func(context.Context, []devices.ID) (map[devices.ID]string, error) { return nil, nil }
+	}
+	if o.InUse == nil {
+		o.InUse = func(context.Context, string) (string, error) { return "", nil }
+	}
 	return firmware.New(o)
 }
 

@@ -37,11 +37,13 @@ type Action interface {
 type Rights interface {
 	Call(tool string, arguments json.RawMessage) (confirm []string, err error)
 	Message(body json.RawMessage) error
+	Firmware() error
 }
 
 // Target judges what a caller does to one device, by its last known tools.
 type Target interface {
 	Call(tool string, arguments json.RawMessage) *devices.Error
+	Firmware(f *api.JobFirmware) *devices.Error
 }
 
 // Sender sends to one device.
@@ -52,7 +54,7 @@ type Sender interface {
 }
 
 // kinds are the names of the members, as Action.Name returns them.
-var kinds = []string{"call", "message", "restart"}
+var kinds = []string{"call", "message", "restart", "firmware"}
 
 // actionsOf returns the members that are given, in the order of kinds.
 func actionsOf(a *api.JobAction) (list []Action) {
@@ -64,6 +66,9 @@ func actionsOf(a *api.JobAction) (list []Action) {
 	}
 	if a.Restart != nil {
 		list = append(list, restart{a.Restart})
+	}
+	if a.Firmware != nil {
+		list = append(list, firmware{a.Firmware})
 	}
 	return list
 }
@@ -169,6 +174,98 @@ func (r restart) check(spec *api.JobSpec, f *faults) {
 		spec.Busy = "wait"
 	}
 }
+
+// firmware gives a device an image. Its tasks are not sent: package rollout moves their rows on, and Begin is only the restart, after
+// which the device asks for the image.
+type firmware struct{ *api.JobFirmware }
+
+func (f firmware) Name() string { return "firmware" }
+
+func (f firmware) String() string {
+	return "firmware " + f.Image[:min(len(f.Image), 12)]
+}
+
+func (f firmware) NeedsTools() bool                            { return false }
+func (f firmware) Permit(by Rights) ([]string, error)          { return nil, by.Firmware() }
+func (f firmware) Judge(by Target) *devices.Error              { return by.Firmware(f.JobFirmware) }
+func (f firmware) Begin(on Sender) (devices.ToolResult, error) { return theRestart.Begin(on) }
+
+// Defaults of firmware jobs.
+const (
+	defaultStay     = "10m"
+	defaultTogether = 10 // concurrency
+	shareFailed     = "5%"
+)
+
+func (f firmware) check(spec *api.JobSpec, g *faults) {
+	at := "/action/firmware/"
+	if f.Image == "" {
+		g.add(at+"image", "is missing; give the SHA-256 of an image, or its first 12 digits")
+	}
+	oneOf := func(value *string, name, otherwise, other string) {
+		if *value == "" {
+			*value = otherwise
+		}
+		if *value != otherwise && *value != other {
+			g.add(at+name, "must be %s or %s", otherwise, other)
+		}
+	}
+	oneOf(&f.Restart, "restart", "idle", "never")
+	oneOf(&f.OnHalt, "on_halt", "stop", "rollback")
+	if len(f.Gates) == 0 {
+		f.Gates = Gates
+	}
+	for _, gate := range f.Gates {
+		if !slices.Contains(Gates, gate) {
+			g.add(at+"gates", "must be some of %s", strings.Join(Gates, ", "))
+		}
+	}
+	if f.Stay == "" {
+		f.Stay = defaultStay
+	}
+	span(f.Stay, at+"stay", time.Second, 24*time.Hour, g)
+	for _, code := range f.Allow {
+		if !slices.Contains(Allowable, code) {
+			g.add(at+"allow", "must be some of %s", strings.Join(Allowable, ", "))
+		}
+	}
+	for _, other := range []struct {
+		given bool
+		name  string
+	}{{spec.When != nil && spec.When.Cron != "", "/when/cron"}, {spec.Retry != nil, "/retry"}, {spec.Repeatable, "/repeatable"}, {spec.Busy != "", "/busy"}} {
+		if other.given {
+			g.add(other.name, "cannot be combined with a firmware image")
+		}
+	}
+	f.paceOf(spec)
+}
+
+// paceOf fills in how a rollout begins with one device, goes on with some, and stops by itself.
+func (f firmware) paceOf(spec *api.JobSpec) {
+	if spec.Pace == nil {
+		spec.Pace = &api.JobPace{}
+	}
+	if spec.Pace.Concurrency == 0 {
+		spec.Pace.Concurrency = defaultTogether
+	}
+	first := &api.JobStop{Failed: 1}
+	switch {
+	case f.RollbackOf != "": // what brings devices back does not wait for one of them
+	case len(spec.Stages) == 0:
+		spec.Stages = []api.JobStage{{OK: api.Amount{Number: 1}, Soak: "30m"}, {OK: api.Amount{Percent: 5}, Soak: "2h"}, {OK: api.Amount{Percent: 100}}}
+		fallthrough
+	case spec.Stages[0].Stop == nil && spec.Stop == nil:
+		if spec.Stages = slices.Clone(spec.Stages); spec.Stop == nil {
+			spec.Stages[0].Stop = first
+		}
+	}
+	if spec.Stop == nil {
+		spec.Stop = &api.JobStop{Share: shareFailed}
+	}
+}
+
+// Allowable are the findings of a check that a job may allow.
+var Allowable = []string{"project", "layout", "version_too_old", "ota_url"}
 
 // membersText writes the members of an object as the command line takes them, in order of their names, but for one.
 func membersText(object json.RawMessage, without string) (text string) {

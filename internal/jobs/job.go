@@ -145,6 +145,7 @@ type Job struct {
 	ID        string
 	Owner     string // id of the creator's key, or access.KeyAdmin and the like
 	OwnerName string
+	Group     string // of the jobs that roll out one release; empty: none
 	Key       string // Idempotency-Key; empty: none
 	Hash      string // of the body with that key
 	Action    string // the name of the action's kind, which this version may not know: IsKnown
@@ -170,6 +171,8 @@ type Job struct {
 	RoundN   int64     // tasks of the round
 	TAT      time.Time // theoretical arrival time of the rate (GCRA)
 	Missed   int64
+	Harmed   int64 // open tasks that the stop rule counts as failed already
+	Astray   int64 // devices that were lost after an image that names another server
 
 	Counts    Counts
 	CreatedAt time.Time
@@ -230,6 +233,13 @@ type Task struct {
 	Late     bool
 	BegunAt  time.Time
 	EndedAt  time.Time
+
+	// Of firmware tasks that have begun; see Step.
+	Phase   Phase     // PhaseNone unless it runs
+	LimitAt time.Time // when the phase ends by itself
+	Before  string    // ELF SHA-256 of what the device ran, and Target of what it is to run
+	Target  string
+	Rollout *Rollout
 }
 
 // Candidate is a waiting task that a node would like to begin.

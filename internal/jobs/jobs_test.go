@@ -165,7 +165,7 @@ func job(t *testing.T, now time.Time, n int, change func(*api.JobSpec)) *Job {
 	if !j.Fire(now) {
 		t.Fatal("it does not begin")
 	}
-	j.Added(n, 0)
+	j.Added(n, nil)
 	j.Prepared(now)
 	return &j
 }
@@ -223,7 +223,7 @@ func TestConcurrency(t *testing.T) {
 	if n := grant(j, now, 100); n != 3 {
 		t.Fatal(n)
 	}
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if n := grant(j, now, 100); n != 1 || j.Counts.Running != 3 {
 		t.Fatal(n)
 	}
@@ -239,7 +239,7 @@ func TestStages(t *testing.T) {
 	if n := grant(j, now, 100); n != 1 {
 		t.Fatalf("the first stage begins with %d", n)
 	}
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	j.Settle(now)
 	if wait, next := j.Gate(now); wait != WaitStage || !next.Equal(now.Add(30*time.Minute)) {
 		t.Fatalf("%s until %s", wait, next)
@@ -250,9 +250,9 @@ func TestStages(t *testing.T) {
 		t.Fatalf("5 %% of 100 are 4 more, not %d", n)
 	}
 	for range 3 {
-		j.Record(OK)
+		j.Record(&Task{}, OK)
 	}
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	j.Settle(now)
 	if j.State != Halted || j.Reason != ReasonStage {
 		t.Fatalf("a stage with too few successes: %s %s", j.State, j.Reason)
@@ -260,13 +260,13 @@ func TestStages(t *testing.T) {
 	if err := j.Resume(now); err != nil || grant(j, now, 100) != 1 {
 		t.Fatalf("resumed, it opens what is missing: %v %+v", err, j)
 	}
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	j.Settle(now)
 	if n := grant(j, now, 100); n != 94 {
 		t.Fatalf("the last stage: %d", n)
 	}
 	for range 94 {
-		j.Record(Failed)
+		j.Record(&Task{}, Failed)
 	}
 	j.Settle(now)
 	if j.State != Done || j.Counts.Total() != 100 {
@@ -280,7 +280,7 @@ func TestHoldAndAdvance(t *testing.T) {
 		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}, Hold: true}, {OK: api.Amount{Percent: 100}}}
 	})
 	grant(j, now, 10)
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	j.Settle(now.Add(time.Hour))
 	if j.Stage != 0 {
 		t.Fatal("a stage that a person holds has passed by itself")
@@ -295,28 +295,28 @@ func TestStop(t *testing.T) {
 	now := time.Now()
 	j := job(t, now, 100, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
 	grant(j, now, 10)
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	if j.State != Running {
 		t.Fatal("halted by one failure")
 	}
-	j.Record(Unknown)
+	j.Record(&Task{}, Unknown)
 	if j.State != Halted || j.Reason != ReasonStop || grant(j, now, 10) != 0 {
 		t.Fatalf("%s %s", j.State, j.Reason)
 	}
-	j.RecordLate(OK)
+	j.Correct(&Task{Outcome: Unknown}, OK)
 	if j.State != Halted {
 		t.Fatal("a late answer continued it")
 	}
 	j = job(t, now, 100, func(s *api.JobSpec) { s.Stop = &api.JobStop{Share: "20%", Of: 10} })
 	grant(j, now, 100)
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	for range 8 {
-		j.Record(OK)
+		j.Record(&Task{}, OK)
 	}
 	if j.State != Running {
 		t.Fatal("halted before so many have ended")
 	}
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	if j.State != Halted {
 		t.Fatal("2 of 10 are 20 %")
 	}
@@ -337,10 +337,10 @@ func TestRounds(t *testing.T) {
 	if !j.Fire(now) || j.Round != 1 || j.State != Preparing {
 		t.Fatalf("%+v", j)
 	}
-	j.Added(1, 0)
+	j.Added(1, nil)
 	j.Prepared(now)
 	grant(&j, now, 1)
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	j.Settle(now)
 	if j.State != Scheduled {
 		t.Fatalf("after its round: %s", j.State)
@@ -388,7 +388,7 @@ func TestAStageOnHold(t *testing.T) {
 	if j.IsOnHold() {
 		t.Error("before the stage has passed")
 	}
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if j.Settle(now); !j.IsOnHold() {
 		t.Error("after the stage has passed")
 	}
@@ -416,7 +416,7 @@ func TestVerbs(t *testing.T) {
 		t.Fatalf("%v; a cancelled job has ended only with its last task: %+v", err, j)
 	}
 	for range 3 {
-		j.Record(OK)
+		j.Record(&Task{}, OK)
 	}
 	if j.Settle(now); j.EndedAt.IsZero() {
 		t.Fatal("its last task has ended, and it has not")

@@ -37,6 +37,9 @@ type Store interface {
 	// returns that job and again, or ErrConflict if the hashes differ. ErrOpenJobs or ErrOpenTasks if they do not fit the
 	// share of Owner; ErrQueueFull if the one task of a job does not fit the queue of its device.
 	Create(ctx context.Context, j Job, tasks []Task) (stored Job, again bool, err error)
+	// CreateGroup is Create, without tasks, of jobs that have one group, all or none. Only the first has a Key; again returns those of its
+	// group. Waiting firmware tasks of older jobs end as superseded when the devices get tasks of these.
+	CreateGroup(ctx context.Context, list []Job) (stored []Job, again bool, err error)
 	// Repeated returns the job that owner has created with this key in the last KeyLifetime, or
 	// devices.ErrNotFound; ErrConflict if the hashes differ.
 	Repeated(ctx context.Context, owner, key, hash string) (Job, error)
@@ -98,6 +101,25 @@ type Store interface {
 	// lease; with self, on a database without leases, of every instance but that.
 	LoseRunning(ctx context.Context, self string, limit int) (ended []Task, changed []Change, err error)
 
+	// Step locks a job and the task that a device has in its current round, applies f and writes both with the next Version. f gets whether an
+	// older task of the device is due or running, so that a waiting task may not begin. An error of f is returned, and nothing is written.
+	// devices.ErrNotFound: there is no such task.
+	Step(ctx context.Context, id string, device devices.ID, f func(s *Step, ahead bool) error) (Task, error)
+	// Rolling returns the firmware task of a device that runs, else those that wait, in their order.
+	Rolling(ctx context.Context, device devices.ID) ([]Queued, error)
+	// Overdue returns running firmware tasks whose phase has passed its limit.
+	Overdue(ctx context.Context, limit int) ([]Task, error)
+	// Correctable returns the last ended firmware task of a device that was to run this image.
+	Correctable(ctx context.Context, device devices.ID, elf string) (Task, error)
+	// Supersede ends the waiting firmware tasks of devices that are of jobs older than this one.
+	Supersede(ctx context.Context, id string, ids []devices.ID) error
+	// Changed returns how many devices a firmware job has given its image, by what they ran before; and those of the given devices.
+	Changed(ctx context.Context, id string) (byBefore map[string]int64, err error)
+	ChangedOf(ctx context.Context, id string, ids []devices.ID) (before map[devices.ID]string, err error)
+	// Marks returns what keeps these devices from firmware or a restart; Unbar lifts a bar.
+	Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]Mark, error)
+	Unbar(ctx context.Context, id devices.ID) error
+
 	// Tasks returns tasks of a job in order of device and round, for lists and reports.
 	Tasks(ctx context.Context, f TaskFilter) (list []Task, next string, err error)
 	// Queue returns the open tasks of a device in their order, with their jobs.
@@ -135,6 +157,7 @@ type Filter struct {
 	Action string // call, message or restart
 	Device devices.ID
 	Owner  string // only jobs of this key; empty: all
+	Group  string
 	After  string // the next of the page before
 	Limit  int
 }
@@ -144,8 +167,16 @@ type TaskFilter struct {
 	Job     string
 	Outcome Outcome
 	Open    bool // only those that have not ended
+	Running bool // only those that run
 	After   string
 	Limit   int
+}
+
+// Mark is what keeps a device from firmware, or from a restart.
+type Mark struct {
+	BarredUntil time.Time
+	Reason      string    // of the bar
+	Unconfirmed time.Time // since when a new image may not be confirmed; zero: it is
 }
 
 // Queued is an open task with its job.
@@ -162,4 +193,5 @@ type Change struct {
 	FromStage int
 	FromOpen  int64 // tasks
 	First     bool  // its first task has begun
+	Stepped   *Task // the firmware task that a step has moved on; nil: none, or not visibly
 }

@@ -23,7 +23,7 @@ func (j *Job) Idle() bool {
 func (j *Job) IsKnown() bool { return IsAction(j.Action) }
 
 // AwaitsIdle reports whether tasks wait for the end of a conversation.
-func (j *Job) AwaitsIdle() bool { return j.Spec.Busy == "wait" }
+func (j *Job) AwaitsIdle() bool { return j.Spec.Busy == "wait" || j.IsRollout() }
 
 // Zone returns the timezone of the job's schedule; it was checked.
 func (j *Job) Zone() *time.Location {
@@ -96,17 +96,21 @@ func (j *Job) Prepared(now time.Time) {
 	j.Settle(now)
 }
 
-// Added counts new tasks of the round, waiting and refused. If the round runs already, the current stage opens as many
-// more as it wants more.
-func (j *Job) Added(waiting, refused int) {
+// Added counts new tasks of the round, some of which have ended without beginning. If the round runs already, the current stage opens as
+// many more as it wants more.
+func (j *Job) Added(tasks int, ended map[Outcome]int) {
 	before := j.wanted()
-	j.RoundN += int64(waiting + refused)
+	j.RoundN += int64(tasks)
+	waiting := int64(tasks)
+	for o, n := range ended {
+		j.Counts.Ended[outcomeIndex(o)] += int64(n)
+		waiting -= int64(n)
+	}
+	j.Counts.Waiting += waiting
+	j.Reserved = max(0, j.Reserved-waiting)
 	if j.State != Preparing {
 		j.Opened += j.wanted() - before
 	}
-	j.Counts.Waiting += int64(waiting)
-	j.Reserved = max(0, j.Reserved-int64(waiting))
-	j.Counts.Ended[outcomeIndex(Refused)] += int64(refused)
 }
 
 // Reserve decides whether a job that is preparing may write the rows of n devices: share is how many open tasks its key may add
@@ -127,10 +131,16 @@ func (j *Job) Reserve(n, share, limit int64) {
 func (j *Job) wants(stage int) int64 {
 	ok := j.Spec.Stages[stage].OK
 	n := ok.Number
+	of := j.eligible()
 	if n == 0 {
-		n = int64(math.Ceil(ok.Percent / 100 * float64(j.RoundN)))
+		n = int64(math.Ceil(ok.Percent / 100 * float64(of)))
 	}
-	return min(max(n, 1), j.RoundN)
+	return min(max(n, 1), of)
+}
+
+// eligible is the number of the round's tasks that could be carried out. A job with stages has one round.
+func (j *Job) eligible() int64 {
+	return max(0, j.RoundN-j.Counts.Of(Refused)-j.Counts.Of(Already)-j.Counts.Of(Gone))
 }
 
 // wanted is what the current stage wants until it passes.
@@ -325,13 +335,31 @@ func (j *Job) RetryAt(o Outcome, attempt int, now time.Time) (time.Time, bool) {
 
 // Record counts a running task that ended with this outcome, and applies the stop rule if the outcome may be what
 // breaks it: a job that was resumed goes on until one more fails. Call Settle after the last one of a transaction.
-func (j *Job) Record(o Outcome) {
+func (j *Job) Record(t *Task, o Outcome) {
+	before := j.done()
 	j.Counts.Running--
-	j.Counts.Ended[outcomeIndex(o)]++
+	j.ended(t, o)
 	if o == OK {
 		j.PassedOK++
 	}
-	if s := j.Spec.Stop; s != nil && (harm(o) || o == OK && j.done() == int64(s.Of)) {
+	j.judge(before, harm(o))
+}
+
+// ended counts an outcome. The stop rule counts it in place of the harm that the open task had come to.
+func (j *Job) ended(t *Task, o Outcome) {
+	j.Counts.Ended[outcomeIndex(o)]++
+	if t.Rollout != nil && t.Rollout.Harmed {
+		j.Harmed--
+	}
+}
+
+// judge applies the stop rule after a change: one more failed, or so many have ended that a share counts. before is what done was.
+func (j *Job) judge(before int64, harmed bool) {
+	s := j.Spec.Stop
+	if j.Stage < len(j.Spec.Stages) && j.Spec.Stages[j.Stage].Stop != nil {
+		s = j.Spec.Stages[j.Stage].Stop
+	}
+	if s != nil && (harmed || before < int64(s.Of) && j.done() >= int64(s.Of)) {
 		j.stop(s)
 	}
 }
@@ -339,25 +367,33 @@ func (j *Job) Record(o Outcome) {
 // harm reports whether a stop rule counts an outcome.
 func harm(o Outcome) bool { return o == Failed || o == Unknown }
 
-// done is the number of tasks that were carried out, whatever came of it.
-func (j *Job) done() int64 { return j.Counts.Of(OK) + j.Counts.Of(Failed) + j.Counts.Of(Unknown) }
+// done is the number of tasks that have ended, of those that could be carried out, with those that the stop rule counts already.
+func (j *Job) done() int64 {
+	c := &j.Counts
+	return c.Total() - c.Open() - c.Of(Refused) - c.Of(Already) - c.Of(Gone) + j.Harmed
+}
 
 // RecordWaiting counts a waiting task that ended with this outcome.
 func (j *Job) RecordWaiting(t *Task, o Outcome) {
+	before := j.done()
 	j.Counts.Waiting--
 	if j.holds(t) {
 		j.Held--
 	}
-	j.Counts.Ended[outcomeIndex(o)]++
+	j.ended(t, o)
+	j.judge(before, harm(o))
 }
 
-// RecordLate moves the count of a task from Unknown to o. It never continues a halted job, nor
+// Correct moves the count of an ended task to another outcome. It never continues a halted job, nor
 // opens or closes a stage that has passed.
-func (j *Job) RecordLate(o Outcome) {
-	j.Counts.Ended[outcomeIndex(Unknown)]--
+func (j *Job) Correct(t *Task, o Outcome) {
+	j.Counts.Ended[outcomeIndex(t.Outcome)]--
 	j.Counts.Ended[outcomeIndex(o)]++
 	if o == OK {
 		j.PassedOK++
+	}
+	if t.Outcome == OK {
+		j.PassedOK--
 	}
 }
 
@@ -379,7 +415,7 @@ func (j *Job) stop(s *api.JobStop) {
 		return
 	}
 	ended := j.done()
-	harmed := ended - j.Counts.Of(OK)
+	harmed := j.Counts.Of(Failed) + j.Counts.Of(Unknown) + j.Harmed
 	over := s.Failed > 0 && harmed >= int64(s.Failed)
 	if share, err := api.ParseAmount(s.Share); err == nil && ended >= int64(s.Of) {
 		over = over || float64(harmed)*100 >= share.Percent*float64(ended)
@@ -472,7 +508,9 @@ func WaitOf(j *Job, t *Task, connected, dormant, ahead bool, now time.Time) Wait
 	switch {
 	case gate == WaitPaused || gate == WaitHalted || gate == WaitLater:
 		return gate
-	case t.DueAt.After(now):
+	case t.DueAt.Equal(NotByItself) && connected:
+		return WaitLater
+	case t.DueAt.After(now) && !t.DueAt.Equal(NotByItself):
 		return WaitRetry
 	case !connected && dormant:
 		return WaitAsleep

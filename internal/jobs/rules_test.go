@@ -12,19 +12,19 @@ func TestResumeAfterStop(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 10, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
 	grant(j, now, 6)
-	j.Record(Failed)
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
+	j.Record(&Task{}, Failed)
 	if j.State != Halted {
 		t.Fatalf("after two failures: %s", j.State)
 	}
 	if err := j.Resume(now); err != nil {
 		t.Fatal(err)
 	}
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if j.State != Running {
 		t.Errorf("after a success: %s", j.State)
 	}
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	if j.State != Halted {
 		t.Errorf("after one more failure: %s", j.State)
 	}
@@ -35,7 +35,7 @@ func TestReasonOutlivesTheDeadline(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 3, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 1} })
 	grant(j, now, 1)
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	now = j.Until
 	for range 2 {
 		j.RecordWaiting(&Task{Round: j.Round}, Expired)
@@ -75,12 +75,12 @@ func TestStopWhilePreparing(t *testing.T) {
 			t.Fatalf("round %d: %+v", round+1, j)
 		}
 		if round == 0 {
-			j.Added(2, 0)
+			j.Added(2, nil)
 			j.Prepared(now)
 			grant(&j, now, 2)
 		}
 	}
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	if j.State != Halted || j.Before != Preparing {
 		t.Errorf("%s, before that %s", j.State, j.Before)
 	}
@@ -95,7 +95,7 @@ func TestDeadlineWhilePreparing(t *testing.T) {
 	}
 	j := New(spec, "k", "key", "", now)
 	j.Fire(now)
-	j.Added(1, 0)
+	j.Added(1, nil)
 	now = now.Add(DefaultUntil)
 	if j.Settle(now); j.State != Preparing {
 		t.Fatalf("with a waiting task: %s", j.State)
@@ -112,17 +112,17 @@ func TestFollowedDevicesInStages(t *testing.T) {
 	j := job(t, now, 10, func(s *api.JobSpec) { s.Follow, s.Stages = true, []api.JobStage{{OK: api.Amount{Percent: 100}}} })
 	grant(j, now, 9) // one is away
 	for range 9 {
-		j.Record(OK)
+		j.Record(&Task{}, OK)
 	}
 	j.Settle(now)
-	j.Added(1, 0)
+	j.Added(1, nil)
 	grant(j, now, 1)
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if j.Settle(now); j.State != Running {
 		t.Fatalf("after ten of eleven: %s %s", j.State, j.Reason)
 	}
 	grant(j, now, 1)
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if j.Settle(now); j.Stage != 1 {
 		t.Errorf("after all: stage %d, %s %s", j.Stage, j.State, j.Reason)
 	}
@@ -133,8 +133,8 @@ func TestRetryOfRefusedInStages(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 2, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
 	grant(j, now, 2)
-	j.Record(OK)
-	j.Record(Refused)
+	j.Record(&Task{}, OK)
+	j.Record(&Task{}, Refused)
 	j.Settle(now)
 	if err := j.Reopen(now); err != nil {
 		t.Fatal(err)
@@ -155,10 +155,10 @@ func TestRetryAfterTheLastRound(t *testing.T) {
 	j := New(spec, "k", "key", "", now)
 	now = now.Add(30 * time.Second)
 	j.Fire(now)
-	j.Added(1, 0)
+	j.Added(1, nil)
 	j.Prepared(now)
 	grant(&j, now, 1)
-	j.Record(Failed)
+	j.Record(&Task{}, Failed)
 	now = now.Add(6 * time.Hour)
 	if j.Settle(now); j.State != Done {
 		t.Fatalf("after its end: %s", j.State)
@@ -173,7 +173,7 @@ func TestRetryAfterTheLastRound(t *testing.T) {
 		}
 	}
 	grant(&j, now, 1)
-	j.Record(OK)
+	j.Record(&Task{}, OK)
 	if j.Settle(now); j.State != Done {
 		t.Errorf("after the retry: %s, next %s, until %s", j.State, j.NextAt, j.Until)
 	}

@@ -79,6 +79,7 @@ func Check(spec *api.JobSpec, zone *time.Location, now time.Time) error {
 			f.add(at+"/ok", "is missing; write a number, or a share such as 5%%")
 		}
 		span(s.Soak, at+"/soak", 0, MaxUntil, &f)
+		CheckStop(s.Stop, at+"/stop", &f)
 	}
 	CheckStop(spec.Stop, "/stop", &f)
 	if r := spec.Retry; r != nil {
@@ -181,6 +182,8 @@ func checkWhen(spec *api.JobSpec, zone *time.Location, now time.Time, f *faults)
 	switch {
 	case w.Until.IsZero() && lasting:
 		w.Until = api.At(now.Add(MaxStanding))
+	case w.Until.IsZero() && spec.Action.Firmware != nil:
+		w.Until = api.At(start.Add(MaxUntil))
 	case w.Until.IsZero():
 		w.Until = api.At(start.Add(DefaultUntil))
 	case !w.Until.After(start):

@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/jobs"
 	"fleetd/internal/jobs/manager"
 	"fleetd/internal/jobs/runner"
+	"fleetd/internal/rollout"
 	"fleetd/internal/store/jobstore"
 )
 
@@ -28,6 +29,7 @@ type jobsSide struct {
 	store   *jobstore.Store
 	runner  atomic.Pointer[runner.Runner] // its first commits may come before it is set
 	manager *manager.Manager
+	rollout *rollout.Service
 	ended   counters.Map[endedKey]
 	unknown atomic.Int64 // outcomes of jobs that are not repeatable
 }
@@ -51,7 +53,7 @@ func (n *node) startJobs() error {
 		instance, options = n.leases.Instance(), append(options, jobstore.Leases())
 	}
 	mayBegin := func() bool { return !n.draining.Load() && n.leases.IsLeased() }
-	for _, action := range []string{"call", "message", "restart"} {
+	for _, action := range []string{"call", "message", "restart", "firmware"} {
 		for _, outcome := range jobs.Outcomes {
 			s.ended.Add(endedKey{action, outcome}, 0) // otherwise an alert on its increase would miss the first one
 		}
@@ -62,14 +64,17 @@ func (n *node) startJobs() error {
 		return h
 	}
 	s.store = jobstore.New(n.store, n.log, append(options, jobstore.Notify(s.committed), jobstore.Holders(holder), jobstore.Known(n.readBegun()))...)
+	s.startRollout(mayBegin)
 	run := runner.New(runner.Options{Store: s.store, Devices: n.service, Node: n.cfg.Node, Instance: instance, MayBegin: mayBegin,
-		Open: n.cfg.APIAuth == "none", Log: n.log})
+		Open: n.cfg.APIAuth == "none", Rollouts: s.rollout, Log: n.log})
 	s.runner.Store(run)
 	n.onStop(run.Close)
-	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Holder: holder, TakeRestored: n.restored.take, Compute: n.work.Computing.Enter, Log: n.log})
+	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Firmware: n.firmware, Expire: s.rollout.Expire, Owner: s.owner, Holder: holder, TakeRestored: n.restored.take, Compute: n.work.Computing.Enter, Log: n.log})
 	n.onStop(s.manager.Close)
 	n.cluster.OnGather(manager.Question, s.manager.Answer)
 	n.service.Observe(run)
+	n.service.Observe(s.rollout)
+	n.service.OnCall(s.rollout.Busy)
 	n.service.OnDecision(s.manager.OnDecision)
 	n.jobs = s
 	n.whileRunning(s.hint)
@@ -192,6 +197,13 @@ func (s *jobsSide) metrics(r *counters.Registry) {
 		emit(float64(count[jobs.WaitNone]), "device")
 	})
 	counters.Value(r.Counter("tasks_unknown_total", "Tasks that this node ended with an unknown outcome, of jobs that are not repeatable: somebody has to look at these devices."), s.unknown.Load)
+	r.Counter("offers_total", "OTA checks of devices with a firmware task, by what became of them: `offered`; `repeated`, the same offer again; `waiting`, the job or the device may not begin yet; `refused`, the device may not get the image; "+
+		"`unready`, the database or the image was not at hand; `crowded`, all places of downloads were taken.", "result").Read(func(emit counters.Emit) {
+		s.rollout.Offers.Each(func(result string, n int64) { emit(float64(n), result) })
+	})
+	r.Counter("downloads_total", "Downloads of firmware images: `complete`, `broken`, or `cut` by the end of the node.", "result").Read(func(emit counters.Emit) {
+		s.rollout.Downloads.Each(func(result string, n int64) { emit(float64(n), result) })
+	})
 	stats := s.runner.Load().Stats()
 	counters.Value(r.Gauge("tasks_running", "Tasks of jobs that run on devices of this node."), stats.Running.Load)
 	counters.Value(r.Gauge("tasks_candidates", "Waiting tasks for devices of this node that are in memory, at most 65,536."), stats.Waiting.Load)

@@ -19,7 +19,7 @@ func TestWorkForOtherNodes(t *testing.T) {
 		{"another stage", func(j *jobs.Job) { j.Stage++ }, true},
 		{"new tasks, or some that are repeated", func(j *jobs.Job) { j.Counts.Waiting++ }, true},
 		{"a task begins", func(j *jobs.Job) { j.Start(j.CreatedAt, &jobs.Task{}) }, false},
-		{"a task ends", func(j *jobs.Job) { j.Record(jobs.OK) }, false},
+		{"a task ends", func(j *jobs.Job) { j.Record(&jobs.Task{}, jobs.OK) }, false},
 		{"a task is given back", func(j *jobs.Job) { j.Counts.Running--; j.Counts.Waiting++ }, false},
 	} {
 		j := before

@@ -237,7 +237,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) }), store.OnImage(func(c devices.ImageChange) { n.service.Publish(c.Event()) })) // rows come from the core, so it exists
+	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) }), store.OnImage(n.imageChanged)) // rows come from the core, so it exists
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -254,6 +254,14 @@ func (n *node) openStore(ctx context.Context) error {
 		return fmt.Errorf("--secret: %w", err)
 	}
 	return nil
+}
+
+// imageChanged publishes that a device runs another image, and tells the rollout.
+func (n *node) imageChanged(c devices.ImageChange) {
+	n.service.Publish(c.Event())
+	if n.jobs != nil {
+		n.jobs.rollout.Changed(c)
+	}
 }
 
 // listen opens the ports, which determines the addresses for devices.
@@ -363,13 +371,13 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.service.Registry().Start(ctx); err != nil {
 		return err
 	}
+	if err := n.startFirmware(ctx); err != nil {
+		return err
+	}
 	if err := n.startJobs(); err != nil {
 		return err
 	}
 	if err := n.startWebhooks(); err != nil {
-		return err
-	}
-	if err := n.startFirmware(ctx); err != nil {
 		return err
 	}
 	keep, stop := context.WithCancel(context.Background())
@@ -440,7 +448,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	n.whileRunning(n.followRotation)
 	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, Attest: n.attest, PublicURL: n.publicURL,
 		MQTT: offered, Transport: devices.Transport(n.cfg.Transport), Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst, NewPerMinute: n.cfg.NewMembersPerAddress,
-		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
+		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Rollouts: n.jobs.rollout, Draining: n.draining.Load, Log: n.log,
 		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost, Proxied: n.cfg.PublicDeviceURL != "",
 			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
 			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, ExplainerError: n.vision.CheckExplainer,

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"fleetd/internal/espimage"
@@ -69,6 +70,7 @@ const (
 	NoWayBack     Code = "no_way_back"
 	FactoryAndOTA Code = "factory_and_ota"
 	BoardByHand   Code = "board_by_hand"
+	Barred        Code = "barred"
 )
 
 // Device is what is known of a device.
@@ -84,6 +86,7 @@ type Device struct {
 	Table                     []espimage.Partition
 	Slot                      string // label of the partition with the running image
 	Running                   *Image // what it runs; nil if that is not stored
+	Bar                       string // why it gets no firmware for now, a sentence; empty: it may
 }
 
 // Image is an image that is stored.
@@ -102,12 +105,12 @@ func (x *Image) BoardsOf() []string {
 }
 
 // Judge returns whether a device could get an image, and everything that matters about that. server is the URL under which the
-// device finds this fleet; an image whose program names another one may leave it.
-func Judge(d *Device, x *Image, server string) (Verdict, []Finding) {
+// device finds this fleet; an image whose program names another one may leave it. allow are codes of findings that only warn.
+func Judge(d *Device, x *Image, server string, allow ...string) (Verdict, []Finding) {
 	if d.ELF != "" && d.ELF == x.ELF {
 		return Already, nil
 	}
-	j := judgment{d: d, x: x, server: server}
+	j := judgment{d: d, x: x, server: server, allowed: allow}
 	j.device()
 	if d.Readable {
 		j.hardware()
@@ -137,6 +140,7 @@ type judgment struct {
 	d        *Device
 	x        *Image
 	server   string
+	allowed  []string
 	findings []Finding
 }
 
@@ -148,7 +152,11 @@ func (j *judgment) blocks(code Code, format string, args ...any) {
 	j.add(code, Blocks, false, format, args...)
 }
 func (j *judgment) allowable(code Code, format string, args ...any) {
-	j.add(code, Blocks, true, format, args...)
+	severity := Blocks
+	if slices.Contains(j.allowed, string(code)) {
+		severity = Warns
+	}
+	j.add(code, severity, true, format, args...)
 }
 func (j *judgment) warns(code Code, format string, args ...any) {
 	j.add(code, Warns, false, format, args...)
@@ -158,6 +166,9 @@ func (j *judgment) warns(code Code, format string, args ...any) {
 func (j *judgment) device() {
 	if !j.d.Admitted {
 		j.blocks(NotAdmitted, "The device is not an admitted member of the fleet, or another client contests its id. Approve the right client first.")
+	}
+	if j.d.Bar != "" {
+		j.blocks(Barred, "The device gets no firmware for now: %s", j.d.Bar)
 	}
 	switch {
 	case !j.d.Readable:
@@ -252,6 +263,35 @@ func (j *judgment) board() {
 	}
 }
 
+// IsForeign reports whether the program of an image checks in at another server.
+func IsForeign(x *Image, server string) bool {
+	return len(x.URLs) > 0 && !slices.ContainsFunc(x.URLs, func(literal string) bool { return hostOf(literal) == hostOf(server) })
+}
+
+// NeedsForce reports whether a device would take an image only with force: by its own comparison, the image is not newer. Versions
+// that cannot be read need a judgment first.
+func NeedsForce(d *Device, x *Image) bool {
+	own, _ := espimage.Version(d.Version)
+	offered, _ := espimage.Version(x.Version)
+	return !espimage.Newer(own, offered)
+}
+
+// Offered is the version of an image as an offer has it: its numeric beginning.
+func Offered(x *Image) string {
+	parts, _ := espimage.Version(x.Version)
+	text := make([]string, len(parts))
+	for i, n := range parts {
+		text[i] = strconv.Itoa(max(n, 0))
+	}
+	return strings.Join(text, ".")
+}
+
+// IsOld reports whether a failed offer restarts the device.
+func IsOld(d *Device) bool {
+	own, ok := espimage.Version(d.Version)
+	return ok && espimage.IsTooOld(own)
+}
+
 // firstReplaceable is the first major version that takes an image whose version is the same text.
 const firstReplaceable = 2
 
@@ -269,10 +309,7 @@ func (j *judgment) versions() {
 
 // address judges where the program checks in, unless the device has another URL in its settings, which nobody can know.
 func (j *judgment) address() {
-	foreign := func(x *Image) bool {
-		return len(x.URLs) > 0 && !slices.ContainsFunc(x.URLs, func(literal string) bool { return hostOf(literal) == hostOf(j.server) })
-	}
-	if foreign(j.x) && (j.d.Running == nil || !foreign(j.d.Running)) {
+	if IsForeign(j.x, j.server) && (j.d.Running == nil || !IsForeign(j.d.Running, j.server)) {
 		j.allowable(OTAURL, "The image checks in at %s, unless the device has another URL in its settings, and this fleet is at %s. The device may be gone after the upgrade.", j.x.URLs[0], j.server)
 	}
 }

@@ -53,6 +53,9 @@ func Check(reply []byte) error {
 	if err := walk.Err(); err != nil {
 		return unsafeError("%v", err)
 	}
+	if sections["firmware"] && sections["activation"] {
+		return unsafeError("it contains both firmware and activation; the device tries the image again with every round of its activation")
+	}
 	if sections["mqtt"] && sections["websocket"] {
 		return unsafeError("it contains both mqtt and websocket; the device uses mqtt")
 	}
@@ -195,6 +198,14 @@ type reply struct {
 	MQTT       *mqtt       `json:"mqtt,omitempty"`
 	WebSocket  *webSocket  `json:"websocket,omitempty"`
 	ServerTime serverTime  `json:"server_time"`
+	Firmware   *image      `json:"firmware,omitempty"`
+}
+
+// image is what the device installs. The firmware takes the integer 1 for force, and true only in some versions.
+type image struct {
+	Version string `json:"version"`
+	URL     string `json:"url"`
+	Force   int    `json:"force,omitempty"`
 }
 
 type activation struct {

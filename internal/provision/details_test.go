@@ -16,6 +16,7 @@ import (
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
+	"fleetd/internal/rollout"
 )
 
 // TestDetails: what only checks of images need is passed on as the device said it, or as unreadable.
@@ -55,14 +56,48 @@ func TestDetails(t *testing.T) {
 	}
 }
 
-// TestNothingIsOffered: no reply has a section firmware, whatever version the device has.
-func TestNothingIsOffered(t *testing.T) {
+// TestOffers: the reply has the image that the rollout offers, with the integer 1 for force, and never beside an activation; one that
+// fails its safety check is left out. Only the admitted client of a device is seen by the rollout.
+func TestOffers(t *testing.T) {
 	b := newBench(t, fleet.Config{}, nil)
-	for _, version := range []string{"2.4.2", "v2.4.2-dirty", "", "abcdef0"} {
-		w := b.do("POST", PathOTA, `{"application":{"version":"`+version+`","elf_sha256":"e"}}`, map[string]string{"Device-Id": mac, "Client-Id": "c"})
-		if reply := decode(t, w); reply.Firmware != nil || strings.Contains(w.Body.String(), "firmware") {
-			t.Errorf("%q: %s", version, w.Body)
+	body := `{"application":{"version":"2.4.1","elf_sha256":"e"},"flash_size":16777216}`
+	check := func(client string) string {
+		t.Helper()
+		header := map[string]string{"Device-Id": mac}
+		if client != "" {
+			header["Client-Id"] = client
 		}
+		return b.do("POST", PathOTA, body, header).Body.String()
+	}
+	if got := check("c"); strings.Contains(got, "firmware") || len(b.rollouts.seen) != 1 {
+		t.Errorf("%s, seen %d", got, len(b.rollouts.seen))
+	}
+	if seen := b.rollouts.seen[0]; seen.Device != mac || seen.Facts.ELF != "e" || !strings.Contains(seen.Details, "16777216") || seen.Begun.IsZero() || !seen.WebSocket || seen.Activation {
+		t.Errorf("%+v", seen)
+	}
+	b.rollouts.offer = &rollout.Offer{Version: "2.5.0", URL: "http://192.0.2.1:8000/xiaozhi/f/t"}
+	if got := check("c"); !strings.Contains(got, `"firmware":{"version":"2.5.0","url":"http://192.0.2.1:8000/xiaozhi/f/t"}`) {
+		t.Error(got)
+	}
+	b.rollouts.offer.Force = true
+	if got := check("c"); !strings.Contains(got, `"force":1}`) {
+		t.Error(got)
+	}
+	for _, unsafe := range []rollout.Offer{{Version: "v2.5.0", URL: "http://192.0.2.1/f"}, {Version: "2.5.0", URL: "ftp://192.0.2.1/f"}, {Version: "2.5.0", URL: "http://[::1]/f"}} {
+		b.rollouts.offer = &unsafe
+		if got := check("c"); strings.Contains(got, "firmware") || !strings.Contains(got, "websocket") {
+			t.Errorf("%+v: %s", unsafe, got)
+		}
+	}
+	before := len(b.rollouts.seen)
+	if check("another"); len(b.rollouts.seen) != before {
+		t.Error("the check of another client is seen")
+	}
+	if check(""); len(b.rollouts.seen) != before {
+		t.Error("a check without a client is seen")
+	}
+	if err := Check([]byte(`{"activation":{"code":"1"},"firmware":{"version":"1","url":"http://x/f"}}`)); err == nil {
+		t.Error("an image beside an activation is safe")
 	}
 }
 

@@ -3,12 +3,16 @@ package provision
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"io"
 	"net/http"
 	"strconv"
 	"time"
 
 	"fleetd/internal/clock"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
+	"fleetd/internal/rollout"
 )
 
 // PathFirmware is where devices download images from; what follows is a token.
@@ -20,6 +24,10 @@ const (
 	// closeTime is how long a device has to close the connection after the last byte. It must do that first: firmware v2.2 to v2.4
 	// uses a freed object if the server does (EspTcp::DoDisconnect of esp-ml307 3.6.4).
 	closeTime = 5 * time.Second
+
+	// pieceSize is how much of an image is written at once. The first piece goes out with the headers: firmware up to v2.1.0 wants 288
+	// bytes with its first read.
+	pieceSize = 32 << 10
 
 	// codeProbe is the purpose of the code in the address of a probe.
 	codeProbe = "probe"
@@ -43,12 +51,60 @@ func (s *Server) newProbe() devices.Probe {
 	return devices.Probe{URL: s.opt.PublicURL + PathFirmware + s.opt.Mint.Code(codeProbe, clock.Now().Add(probeTime)), Size: int64(len(probe)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// download serves the probe to who has its address. Nothing else is served: to old firmware, any body with status 200 is an image.
+// download serves an image, or the probe, to who has its address. Nothing else is served: to old firmware, any body with status 200 is an
+// image.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
-	if s.opt.Mint.VerifyCode(codeProbe, r.PathValue("token"), clock.Now()) != nil {
-		http.Error(w, "not found", http.StatusNotFound)
+	token := r.PathValue("token")
+	if r.Method != http.MethodGet { // the pattern takes HEAD, too, which is no fetch
+		http.Error(w, "use GET", http.StatusMethodNotAllowed)
 		return
 	}
+	if s.opt.Mint.VerifyCode(codeProbe, token, clock.Now()) == nil {
+		s.serveProbe(w, r)
+		return
+	}
+	address := connlimit.ClientAddress(r, s.opt.TrustedProxies)
+	if !s.limits.allow(connlimit.AddressKey(address), s.opt.RatePerMinute, s.opt.Burst) {
+		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
+		return
+	}
+	d, err := s.opt.Rollouts.Open(r.Context(), token, address)
+	switch {
+	case errors.Is(err, rollout.ErrBusy):
+		http.Error(w, "this image is being downloaded already", http.StatusTooManyRequests)
+		return
+	case errors.Is(err, rollout.ErrNoDownload), errors.Is(err, devices.ErrNotFound):
+		http.Error(w, "not found", http.StatusNotFound)
+		return
+	case err != nil:
+		http.Error(w, "the image is not at hand", http.StatusServiceUnavailable)
+		return
+	}
+	serveDownload(w, r, d.Size, func(write func([]byte) error) error {
+		err := copyImage(d, write)
+		d.Close(err, s.opt.Draining())
+		return err
+	})
+}
+
+// copyImage writes an image piece by piece.
+func copyImage(d *rollout.Download, write func([]byte) error) error {
+	buffer := make([]byte, pieceSize)
+	for sent := int64(0); sent < d.Size; {
+		n, err := io.ReadFull(d.File, buffer[:min(int64(len(buffer)), d.Size-sent)])
+		if err != nil {
+			return err
+		}
+		if err := write(buffer[:n]); err != nil {
+			return err
+		}
+		sent += int64(n)
+		d.Note(sent)
+	}
+	return nil
+}
+
+func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 	half := len(probe) / 2
 	serveDownload(w, r, int64(len(probe)), func(write func([]byte) error) error {
 		if err := write(probe[:half]); err != nil {
@@ -69,6 +125,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 // of a few hundred bytes, and the first bytes of the body with them.
 func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error) {
 	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Time{}) // that of the request would end the context in the middle of a long download
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	err := body(func(piece []byte) error {

@@ -30,6 +30,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/fleet"
+	"fleetd/internal/rollout"
 )
 
 // Paths of the device side.
@@ -64,9 +65,19 @@ type Options struct {
 	TrustedProxies []netip.Prefix
 	// Failures slows down wrong proofs; may be nil.
 	Failures *connlimit.Failures
+	// Rollouts gives devices firmware images.
+	Rollouts Rollouts
+	// Draining reports whether the node is stopping.
+	Draining func() bool
 	// Settings are checked by Diagnose.
 	Settings Settings
 	Log      *slog.Logger
+}
+
+// Rollouts is what a Server uses of rollout.Service.
+type Rollouts interface {
+	Check(ctx context.Context, c *rollout.Check) *rollout.Offer
+	Open(ctx context.Context, token string, address netip.Addr) (*rollout.Download, error)
 }
 
 // MQTT is the MQTT configuration for devices. It may be changed until the server is served.
@@ -180,6 +191,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		defer leave()
 	}
 	step.Image = c.ELF[:min(len(c.ELF), devices.ImageDigits)]
+	begun := clock.Now()
 	welcome, err := s.opt.Service.CheckIn(r.Context(), c)
 	if err != nil {
 		e := devices.AsError(err)
@@ -193,6 +205,9 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		return
 	}
 	answer := s.reply(c.Device, c.ClientID, welcome, pinned, clock.Now())
+	if welcome.Admitted && c.ClientID != "" { // else anybody could have sent it
+		s.addOffer(r.Context(), &answer, &c, begun)
+	}
 	body, err := answer.encode()
 	if err != nil {
 		s.opt.Log.Error("the OTA reply failed its safety check; run `fleetd doctor`", "device", c.Device, "error", err)
@@ -214,6 +229,23 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 	s.Replies.Add(kind, 1)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(body) // the device repeats the check if this fails
+}
+
+// addOffer tells the rollout of a check, and adds the image that it offers to the reply.
+func (s *Server) addOffer(ctx context.Context, answer *reply, c *admission.CheckIn, begun time.Time) {
+	offer := s.opt.Rollouts.Check(ctx, &rollout.Check{Device: c.Device, Facts: c.Facts, Details: c.Details, Address: c.Address, Begun: begun,
+		WebSocket: answer.WebSocket != nil, Activation: answer.Activation != nil})
+	if offer == nil {
+		return
+	}
+	answer.Firmware = &image{Version: offer.Version, URL: offer.URL}
+	if offer.Force {
+		answer.Firmware.Force = 1
+	}
+	if _, err := answer.encode(); err != nil { // the device connects without it
+		s.opt.Log.Error("an offer of firmware failed its safety check and was left out", "device", c.Device, "error", err)
+		answer.Firmware = nil
+	}
 }
 
 // greet responds to a browser.

@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,6 +25,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/rollout"
 )
 
 func vector(t testing.TB, name string, into any) {
@@ -107,7 +109,23 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
+// fakeRollouts offers what it is told to, and has one download.
+type fakeRollouts struct {
+	offer *rollout.Offer
+	seen  []rollout.Check
+}
+
+func (f *fakeRollouts) Check(_ context.Context, c *rollout.Check) *rollout.Offer {
+	f.seen = append(f.seen, *c)
+	return f.offer
+}
+
+func (f *fakeRollouts) Open(context.Context, string, netip.Addr) (*rollout.Download, error) {
+	return nil, rollout.ErrNoDownload
+}
+
 type bench struct {
+	rollouts fakeRollouts
 	*devicetest.Ports
 	service *fleet.Service
 	mint    *credential.Mint
@@ -123,7 +141,7 @@ func newBench(t testing.TB, cfg fleet.Config, change func(*Options)) *bench {
 	}
 	b := &bench{Ports: devicetest.New(), mint: mint, mux: http.NewServeMux()}
 	b.service = b.Service(t, cfg)
-	opt := Options{Service: b.service, Mint: mint, Attest: attest.New(b.Ports, mint, slog.New(slog.DiscardHandler)), PublicURL: "http://192.0.2.1:8000", Framing: 1, Location: time.FixedZone("X", 8*3600), Log: slog.New(slog.DiscardHandler)}
+	opt := Options{Service: b.service, Mint: mint, Attest: attest.New(b.Ports, mint, slog.New(slog.DiscardHandler)), PublicURL: "http://192.0.2.1:8000", Framing: 1, Location: time.FixedZone("X", 8*3600), Rollouts: &b.rollouts, Draining: func() bool { return false }, Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&opt)
 	}

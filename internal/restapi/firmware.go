@@ -100,6 +100,7 @@ func (s *Server) firmwareRoutes() {
 		text: "A key that is limited to devices or tools is refused.", answer: "The image.", codes: known}), s.editFirmware)
 	huma.Register(s.api, s.operation(http.MethodDelete, pathImage, about{id: "deleteFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Delete a firmware image",
 		text: "While devices run it, or ran it last, that is refused without force. A key that is limited to devices or tools is refused.", status: http.StatusNoContent, answer: "Deleted.", codes: known}), s.deleteFirmware)
+	s.rolloutRoutes(away)
 	plain(s, withAnswer(s.operation(http.MethodGet, pathImage+"/file", about{id: "getFirmwareFile", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Download a firmware image",
 		answer: "The bytes of the image.", codes: known}), mediaBinary, &huma.Schema{Type: huma.TypeString, Format: "binary"}), s.firmwareFile)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/firmware", about{id: "getDeviceFirmware", scope: access.ScopeFirmwareRead, hides: true, tag: tagFirmware, summary: "Show what a device runs",
@@ -221,5 +222,8 @@ func (s *Server) deviceFirmware(ctx context.Context, in *deviceFirmwareInput) (*
 		return nil, err
 	}
 	out, err := s.opt.Firmware.OfDevice(ctx, id, in.Image)
+	if err == nil {
+		out.Last, err = s.opt.Jobs.FirmwareTask(ctx, caller(ctx), id)
+	}
 	return answerOf(s, ctx, out, err)
 }

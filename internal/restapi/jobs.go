@@ -38,6 +38,11 @@ type Jobs interface {
 	EachTask(ctx context.Context, by access.Principal, id string, f func([]api.Task) error) error
 	Queue(ctx context.Context, by access.Principal, device devices.ID) ([]api.Task, error)
 	CancelTask(ctx context.Context, by access.Principal, device devices.ID, job string) error
+	Roll(ctx context.Context, by access.Principal, r api.FirmwareRoll, o manager.CreateOptions) (g api.JobGroup, again bool, err error)
+	PlanRoll(ctx context.Context, by access.Principal, r api.FirmwareRoll) (api.FirmwareRollPlan, error)
+	Rollback(ctx context.Context, by access.Principal, id string, o manager.CreateOptions) (api.JobGroup, error)
+	Unbar(ctx context.Context, by access.Principal, device devices.ID) error
+	FirmwareTask(ctx context.Context, by access.Principal, device devices.ID) (*api.Task, error)
 	// Erase deletes what a forgotten device answered.
 	Erase(ctx context.Context, device devices.ID) error
 }
@@ -67,7 +72,8 @@ type JobPath struct {
 type listJobsInput struct {
 	Page
 	State  string `query:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Action string `query:"action" enum:"call,message,restart"`
+	Action string `query:"action" enum:"call,message,restart,firmware"`
+	Group  string `query:"group" doc:"The list has only jobs of this group."`
 	Device string `query:"device" doc:"The list has only jobs with a task for this device."`
 }
 
@@ -89,6 +95,7 @@ type listTasksInput struct {
 	Page
 	JobPath
 	Outcome string `query:"outcome" enum:"ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
+	State   string `query:"state" enum:"running" doc:"The list has only tasks in this state."`
 	Reason  string `query:"reason" doc:"The list has only tasks that wait for this reason." enum:"offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
 }
 
@@ -183,7 +190,7 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (*answer[api.L
 		return nil, err
 	}
 	list, err := fillPage(p, jobPiece, func(after string, n int) ([]api.Job, string, error) {
-		page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Cursor: after, Limit: n})
+		page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Group: in.Group, Cursor: after, Limit: n})
 		return page.Items, page.NextCursor, err
 	})
 	return answerOf(s, ctx, list, err)
@@ -236,7 +243,7 @@ func (s *Server) listTasks(ctx context.Context, in *listTasksInput) (*answer[api
 		return nil, err
 	}
 	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Task, string, error) {
-		page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Cursor: after, Limit: n})
+		page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Running: in.State != "", Cursor: after, Limit: n})
 		return page.Items, page.NextCursor, err
 	})
 	return answerOf(s, ctx, list, err)

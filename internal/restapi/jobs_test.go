@@ -104,6 +104,30 @@ func (f *fakeJobs) CancelTask(_ context.Context, _ access.Principal, id devices.
 	return err
 }
 
+func (f *fakeJobs) Roll(_ context.Context, _ access.Principal, r api.FirmwareRoll, o manager.CreateOptions) (api.JobGroup, bool, error) {
+	j, err := f.ask("roll %s to %s, key %q", r.Release, r.Select, o.Key)
+	return api.JobGroup{Group: j.ID, Items: []api.Job{j}}, f.again, err
+}
+
+func (f *fakeJobs) PlanRoll(_ context.Context, _ access.Principal, r api.FirmwareRoll) (api.FirmwareRollPlan, error) {
+	_, err := f.ask("plan to roll %s", r.Release)
+	return api.FirmwareRollPlan{Items: []api.JobPlan{}}, err
+}
+
+func (f *fakeJobs) Rollback(_ context.Context, _ access.Principal, id string, _ manager.CreateOptions) (api.JobGroup, error) {
+	j, err := f.ask("rollback %s", id)
+	return api.JobGroup{Group: j.ID, Items: []api.Job{j}}, err
+}
+
+func (f *fakeJobs) Unbar(_ context.Context, _ access.Principal, id devices.ID) error {
+	_, err := f.ask("unbar %s", id)
+	return err
+}
+
+func (f *fakeJobs) FirmwareTask(context.Context, access.Principal, devices.ID) (*api.Task, error) {
+	return nil, nil
+}
+
 func TestJobRoutes(t *testing.T) {
 	f := newFleet(t)
 	const body = `{"action":{"restart":{}},"select":"room=lab"}`
@@ -119,7 +143,7 @@ func TestJobRoutes(t *testing.T) {
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"stages":[{"ok":"5%"},{"ok":3}]}`, 201, "create admin room=lab key= confirmation="},
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"stages":[{"ok":true}]}`, 400, ""},
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"nonsense":1}`, 400, ""},
-		{"GET", "/v1/jobs?state=paused&device=x&limit=5", "", 200, "list {State:paused Action: Device:x Cursor: Limit:5}"},
+		{"GET", "/v1/jobs?state=paused&device=x&limit=5", "", 200, "list {State:paused Action: Device:x Group: Cursor: Limit:5}"},
 		{"GET", "/v1/jobs?state=lost", "", 400, ""},
 		{"GET", "/v1/jobs/" + fakeJobID, "", 200, "get " + fakeJobID},
 		{"PATCH", "/v1/jobs/" + fakeJobID, `{"note":"x"}`, 200, "edit " + fakeJobID + " x"},
@@ -128,7 +152,13 @@ func TestJobRoutes(t *testing.T) {
 		{"POST", "/v1/jobs/" + fakeJobID + "/resume", `{"reason":"x"}`, 400, ""},
 		{"POST", "/v1/jobs/" + fakeJobID + "/retry", `{"outcome":["failed","unknown"]}`, 200, "retry " + fakeJobID + "  [failed unknown]"},
 		{"POST", "/v1/jobs/" + fakeJobID + "/retry", `{"outcome":["lost"]}`, 400, ""},
-		{"GET", "/v1/jobs/" + fakeJobID + "/tasks?outcome=failed", "", 200, "tasks {Job:" + fakeJobID + " Outcome:failed Reason: Cursor: Limit:100}"},
+		{"GET", "/v1/jobs/" + fakeJobID + "/tasks?outcome=failed", "", 200, "tasks {Job:" + fakeJobID + " Outcome:failed Reason: Cursor: Running:false Limit:100}"},
+		{"GET", "/v1/jobs/" + fakeJobID + "/tasks?state=running", "", 200, "tasks {Job:" + fakeJobID + " Outcome: Reason: Cursor: Running:true Limit:100}"},
+		{"POST", "/v1/jobs/" + fakeJobID + "/rollback", "", 201, "rollback " + fakeJobID},
+		{"POST", "/v1/firmware/roll", `{"release":"2.5.0","select":"room=lab"}`, 201, `roll 2.5.0 to room=lab, key ""`},
+		{"POST", "/v1/firmware/roll?dry_run=true", `{"release":"2.5.0","select":"room=lab"}`, 200, "plan to roll 2.5.0"},
+		{"POST", "/v1/firmware/roll", `{"release":"2.5.0","version":"x"}`, 400, ""},
+		{"DELETE", "/v1/devices/x/firmware/bar", "", 204, "unbar x"},
 		{"GET", "/v1/devices/x/tasks", "", 200, "queue x"},
 		{"POST", "/v1/devices/x/tasks/" + fakeJobID + "/cancel", "", 204, "cancel " + fakeJobID + " of x"},
 		{"GET", "/v1/jobs/nonsense/report", "", 404, ""},

@@ -81,6 +81,10 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 	if err != nil {
 		return err
 	}
+	rolled, err := rollouts(ctx, tx, postgres, m.imageNews, newest)
+	if err != nil {
+		return err
+	}
 	for i := range m.imageNews {
 		c := &m.imageNews[i]
 		old, there := newest[c.Device]
@@ -90,7 +94,14 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 			checks = 1
 			image.Seq, image.At = old.Seq+1, c.CheckedAt
 			if there {
-				image.Cause = devices.CauseForeign
+				switch r := rolled[c.Device]; {
+				case r.target != "" && r.target == c.ELF:
+					image.Cause = devices.CauseJob
+				case r.target != "" && r.target == old.ELF && r.before == c.ELF:
+					image.Cause = devices.CauseRolledBack
+				default:
+					image.Cause = devices.CauseForeign
+				}
 				m.changes = append(m.changes, devices.ImageChange{Device: c.Device, From: old, To: image})
 			}
 		}
@@ -98,6 +109,32 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 		m.imageStates = append(m.imageStates, imageState{c.Device, c.hash, checks})
 	}
 	return nil
+}
+
+// rollout is what the last firmware task of a device was to change.
+type rollout struct{ before, target string }
+
+// rollouts returns the last firmware task of each of the devices that show another image than before.
+func rollouts(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews, newest map[devices.ID]devices.DeviceImage) (map[devices.ID]rollout, error) {
+	var ids []string
+	for i := range news {
+		if old, there := newest[news[i].Device]; there && old.ELF != news[i].ELF {
+			ids = append(ids, string(news[i].Device))
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	condition, arg := database.IDSet(postgres, "t.device", "$1", ids)
+	last := make(map[devices.ID]rollout, len(ids))
+	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (none struct{}, err error) {
+		var id devices.ID
+		var r rollout
+		err = scan(&id, &r.before, &r.target)
+		last[id] = r
+		return none, err
+	}, `SELECT t.device, t.elf_before, t.elf_target FROM tasks t WHERE t.elf_target <> '' AND `+condition+` ORDER BY t.begun_at`, arg)
+	return last, err
 }
 
 // newestImages returns the newest row of each of these devices.

@@ -51,6 +51,24 @@ type Dispatcher struct {
 	limiter Limiter
 	running running
 	stats   Counters
+	busy    atomic.Pointer[BusyFunc]
+}
+
+// BusyFunc returns why a device takes no call now although it is a member, or nil. connected is whether it has a session on this node: then
+// the function must not block.
+type BusyFunc func(ctx context.Context, id devices.ID, connected bool) *devices.Error
+
+// OnCall sets what is asked before a call of a device, and when the device is not connected. Set it before the node is ready.
+func (s *Dispatcher) OnCall(busy BusyFunc) { s.busy.Store(&busy) }
+
+// busyError returns why a device takes no call now, or nil.
+func (s *Dispatcher) busyError(ctx context.Context, id devices.ID, connected bool) error {
+	if busy := s.busy.Load(); busy != nil {
+		if no := (*busy)(ctx, id, connected); no != nil {
+			return no
+		}
+	}
+	return nil
 }
 
 // New returns a Dispatcher.

@@ -43,7 +43,9 @@ func route[R any](ctx context.Context, s *Dispatcher, v verb[R]) (r R, err error
 		x := s.hub.Session(id)
 		switch {
 		case x != nil:
-			r, err = v.runLocal(ctx, s, x)
+			if err = s.busyError(ctx, id, true); err == nil {
+				r, err = v.runLocal(ctx, s, x)
+			}
 		case origin == devices.OriginCaller:
 			r, err = v.forward(ctx, s)
 			err = s.OrAbsent(ctx, id, err)
@@ -92,6 +94,9 @@ func (s *Dispatcher) AbsentError(ctx context.Context, id devices.ID) error {
 	}
 	if !known {
 		return registry.UnknownDevice(id)
+	}
+	if err := s.busyError(ctx, id, false); err != nil {
+		return err
 	}
 	return devices.Errorf(devices.CodeDeviceOffline, "device %s is not connected", id)
 }

@@ -26,7 +26,8 @@ type CreateOptions struct {
 	Key          string // Idempotency-Key; empty: none
 	Confirmation string // the token of a refusal with CodeConfirmation; empty: none
 
-	judge bool // the call is refused now if its one device would refuse it
+	judge    bool // the call is refused now if its one device would refuse it
+	rollback bool // the job takes back another one
 }
 
 // Create commits a job as the caller. again means that the key and the body are those of an
@@ -95,7 +96,10 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 		}
 	}
 	now := m.Store.Now()
-	d, err := m.draft(ctx, p, &spec, now)
+	d, err := m.draft(ctx, p, &spec, now, o)
+	if err == nil && spec.Action.Firmware != nil {
+		err = m.checkEligible(ctx, p, &spec, d.selection)
+	}
 	if err != nil {
 		return out, false, asError(err)
 	}
@@ -112,7 +116,7 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
 	j.Key, j.Hash, j.Confirmed = o.Key, hash, d.confirm
 	var rows []jobs.Task
-	if len(spec.Devices) > 0 && j.Due(now) && j.Fire(now) {
+	if len(spec.Devices) > 0 && !j.IsRollout() && j.Due(now) && j.Fire(now) {
 		for _, id := range spec.Devices {
 			rows = append(rows, taskOf(&j, devices.ID(id), j.CreatedAt))
 		}
@@ -163,12 +167,17 @@ type draft struct {
 }
 
 // draft checks a job and the caller's rights, and fills in defaults.
-func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSpec, now time.Time) (d draft, err error) {
+func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSpec, now time.Time, o CreateOptions) (d draft, err error) {
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, ""); err != nil {
 		return d, err
 	}
 	if err := jobs.Check(spec, m.Zone, now); err != nil {
 		return d, err
+	}
+	if f := spec.Action.Firmware; f != nil {
+		if err := m.resolve(ctx, f, o); err != nil {
+			return d, err
+		}
 	}
 	if d.confirm, err = m.permitAction(ctx, p, spec); err != nil {
 		return d, err
@@ -229,6 +238,8 @@ func (r rights) Call(tool string, arguments json.RawMessage) (confirm []string, 
 	}
 	return confirm, nil
 }
+
+func (r rights) Firmware() error { return r.m.Fleet.Permit(r.ctx, r.p, access.ScopeFirmware, "") }
 
 func (r rights) Message(body json.RawMessage) error { return r.m.Fleet.PermitMessage(r.ctx, r.p, body) }
 

@@ -26,6 +26,9 @@ func Events(changed []jobs.Change, ended []jobs.Task, now time.Time) (list []dev
 				last = append(last, e)
 			}
 		}
+		if c.Stepped != nil {
+			list = append(list, phaseEvent(&c.Job, c.Stepped, now))
+		}
 	}
 	for i := range ended {
 		if j := byID[ended[i].Job]; j != nil {
@@ -72,6 +75,17 @@ func jobEvent(j *jobs.Job, kind devices.EventKind, now time.Time) devices.Event 
 			Owner     string        `json:"owner"`
 			CreatedBy string        `json:"created_by"`
 		}{v.State, v.Reason, j.Action, v.Stage, v.Round, v.Counts, j.Spec.Note, j.Owner, v.CreatedBy})}
+}
+
+func phaseEvent(j *jobs.Job, t *jobs.Task, now time.Time) devices.Event {
+	return devices.Event{Kind: devices.EventJobPhase, Job: j.ID, Seq: j.Version, Time: now, Fields: members(struct {
+		Device devices.ID `json:"device"`
+		Phase  jobs.Phase `json:"phase"`
+		Gate   string     `json:"gate"`
+		Bytes  int64      `json:"bytes"`
+		Size   int64      `json:"size"`
+		Owner  string     `json:"owner"`
+	}{t.Device, t.Phase, t.Rollout.Gate, t.Rollout.Bytes, t.Rollout.Size, j.Owner})}
 }
 
 func taskEvent(j *jobs.Job, t *jobs.Task, now time.Time) devices.Event {

@@ -19,14 +19,15 @@ const (
 
 // Query selects jobs of a list; empty members select all.
 type Query struct {
-	State, Action, Device, Cursor string
-	Limit                         int // 1 to 1000; 0: 100
+	State, Action, Device, Group, Cursor string
+	Limit                                int // 1 to 1000; 0: 100
 }
 
 // TaskQuery selects tasks of a job.
 type TaskQuery struct {
 	Job, Outcome, Reason, Cursor string
-	Limit                        int // 1 to 1000; 0: 100
+	Running                      bool // only tasks that run
+	Limit                        int  // 1 to 1000; 0: 100
 }
 
 func limitOf(n int) int {
@@ -42,7 +43,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, ""); err != nil {
 		return out, asError(err)
 	}
-	f := jobs.Filter{State: jobs.State(q.State), Action: q.Action, After: q.Cursor, Limit: limitOf(q.Limit)}
+	f := jobs.Filter{State: jobs.State(q.State), Action: q.Action, Group: q.Group, After: q.Cursor, Limit: limitOf(q.Limit)}
 	if q.Device != "" {
 		id, err := devices.ParseID(q.Device)
 		if err != nil {
@@ -87,7 +88,7 @@ func (m *Manager) Tasks(ctx context.Context, p access.Principal, q TaskQuery) (a
 	if q.Outcome != "" && !jobs.IsOutcome(q.Outcome) {
 		return out, devices.Errorf(devices.CodeBadRequest, "unknown outcome %q", devices.Clip(q.Outcome))
 	}
-	list, next, err := m.Store.Tasks(ctx, jobs.TaskFilter{Job: j.ID, Outcome: jobs.Outcome(q.Outcome), Open: q.Reason != "", After: q.Cursor, Limit: limitOf(q.Limit)})
+	list, next, err := m.Store.Tasks(ctx, jobs.TaskFilter{Job: j.ID, Outcome: jobs.Outcome(q.Outcome), Open: q.Reason != "", Running: q.Running, After: q.Cursor, Limit: limitOf(q.Limit)})
 	if err != nil {
 		return out, asError(err)
 	}

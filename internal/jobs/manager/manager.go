@@ -51,6 +51,12 @@ type Options struct {
 	// instances are those of an earlier start.
 	Leases bool
 	Zone   *time.Location // of schedules without one
+	// Firmware keeps and judges the images of firmware jobs.
+	Firmware Firmware
+	// Expire ends the phases of firmware tasks whose time has passed: rollout.Service.
+	Expire func(context.Context) error
+	// Owner returns the caller as whom the jobs of an owner act; ok is false if that key has ended, or is not known yet.
+	Owner func(key string) (p access.Principal, ok bool)
 	// Holder tells whose key the owner of a job is.
 	Holder func(key string) access.Holder
 	// TakeRestored reports, once, that the database was restored, and whether as a planned move. May be nil.

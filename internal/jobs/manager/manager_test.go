@@ -51,7 +51,7 @@ func newManager(t *testing.T) *testManager {
 	}
 	s := p.Service(t, fleet.Config{})
 	holder := func(key string) access.Holder { return s.Keys().Holder(key, time.Now()) }
-	m := &Manager{Options: Options{Store: jobstore.New(db, log, jobstore.Holders(holder)), Fleet: s, Instance: "i", Zone: time.UTC, Log: log, Holder: holder,
+	m := &Manager{Options: Options{Store: jobstore.New(db, log, jobstore.Holders(holder)), Fleet: s, Instance: "i", Zone: time.UTC, Log: log, Holder: holder, Expire: func(context.Context) error { return nil },
 		Node: "n-test", Hold: func(devices.ID, bool) (jobs.Wait, bool) { return jobs.WaitNone, true }}, wake: make(chan struct{}, 1)}
 	return &testManager{m, p, s}
 }

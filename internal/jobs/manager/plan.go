@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"fleetd/internal/access"
@@ -10,6 +11,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/jobs"
+	"fleetd/internal/preflight"
 	"fleetd/internal/selector"
 	"fleetd/internal/timespan"
 )
@@ -23,20 +25,28 @@ const (
 // Plan reports what a job would do, and creates nothing. Devices are judged by their last
 // known tools.
 func (m *Manager) Plan(ctx context.Context, p access.Principal, spec api.JobSpec) (api.JobPlan, error) {
+	return m.plan(ctx, p, spec, false)
+}
+
+// plan is Plan. A job of a group is only for the boards of its image.
+func (m *Manager) plan(ctx context.Context, p access.Principal, spec api.JobSpec, ofGroup bool) (api.JobPlan, error) {
 	out := api.JobPlan{Refusals: []api.JobRefusal{}, Confirm: []string{}}
 	now := m.Store.Now()
-	d, err := m.draft(ctx, p, &spec, now)
+	d, err := m.draft(ctx, p, &spec, now, CreateOptions{})
 	if err != nil {
 		return out, asError(err)
 	}
 	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
 	out.Spec, out.NextAt = spec, at(j.NextAt)
 	out.Confirm = append(out.Confirm, d.confirm...)
-	w := planner{m: m, p: p, spec: &spec, catalogs: map[devices.Hash]*catalog.Catalog{}, index: map[string]int{}, out: &out}
+	w := planner{m: m, p: p, spec: &spec, ofGroup: ofGroup, catalogs: map[devices.Hash]*catalog.Catalog{}, index: map[string]int{}, out: &out}
 	if err := m.Fleet.Each(ctx, p, d.selection, func(page []devices.View) error { return w.add(ctx, page) }); err != nil {
 		return out, asError(err)
 	}
 	out.AtRisk = jobs.AtRisk(&spec, out.Devices)
+	if spec.Action.Firmware != nil {
+		out.AtRisk = min(out.AtRisk, w.fit)
+	}
 	out.Estimated = timespan.Format(estimate(spec.Pace, out.Online))
 	return out, nil
 }
@@ -49,9 +59,14 @@ type planner struct {
 	catalogs map[devices.Hash]*catalog.Catalog
 	index    map[string]int // of out.Refusals, by code and detail
 	out      *api.JobPlan
+	ofGroup  bool
+	fit      int64 // devices that may get the image of a firmware job
 }
 
 func (w *planner) add(ctx context.Context, page []devices.View) error {
+	if f := w.spec.Action.Firmware; f != nil {
+		return w.addImage(ctx, f, page)
+	}
 	for i := range page {
 		v := &page[i]
 		if v.State == devices.StatePending {
@@ -75,6 +90,32 @@ func (w *planner) judge(ctx context.Context, v *devices.View) *devices.Error {
 		return nil
 	}
 	return action.Judge(target{ctx, w, v})
+}
+
+// addImage judges devices for an image.
+func (w *planner) addImage(ctx context.Context, f *api.JobFirmware, page []devices.View) error {
+	page = slices.DeleteFunc(slices.Clone(page), func(v devices.View) bool { return v.State == devices.StatePending })
+	list, err := w.m.Firmware.Judge(ctx, f.Image, f.Allow, page)
+	for i := range list {
+		j, v := &list[i], &page[i]
+		if w.ofGroup && j.Code == string(preflight.Board) {
+			continue
+		}
+		w.out.Devices++
+		if v.Presence.Online {
+			w.out.Online++
+		}
+		switch {
+		case j.Code != "":
+			w.refuse(v.Device.ID, devices.Errorf(devices.Code(j.Code), "%s", j.Text))
+		case j.Verdict != preflight.Already:
+			w.fit++
+			if j.NoWayBack {
+				w.out.NoWayBack++
+			}
+		}
+	}
+	return err
 }
 
 // target implements jobs.Target.
@@ -119,6 +160,9 @@ func (t target) Call(name string, arguments json.RawMessage) *devices.Error {
 	}
 	return tool.CheckCall(arguments)
 }
+
+// Firmware implements jobs.Target: devices are judged a page at a time.
+func (t target) Firmware(*api.JobFirmware) *devices.Error { return nil }
 
 func (w *planner) refuse(id devices.ID, no *devices.Error) {
 	detail := no.Detail

@@ -160,7 +160,7 @@ func (t *turn) once(ctx context.Context) error {
 	maps.DeleteFunc(t.superseded, func(id string, _ int64) bool { return ended(id) })
 	maps.DeleteFunc(t.counted, func(id string, _ time.Time) bool { return ended(id) })
 	maps.DeleteFunc(t.stuck, func(id string, _ bool) bool { return ended(id) })
-	err = errors.Join(append(errs, t.lose(ctx), t.prune(ctx))...)
+	err = errors.Join(append(errs, t.lose(ctx), t.m.Expire(ctx), t.prune(ctx))...)
 	if t.more && err == nil {
 		t.m.Poke()
 	}
@@ -345,6 +345,9 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (_ jobs.Job, left bool, err 
 		}
 		t.superseded[j.ID] = j.Round
 	}
+	if err := t.m.bringBack(ctx, &j); err != nil {
+		return j, false, err
+	}
 	if j.Spec.Follow && j.State == jobs.Running {
 		if j, left, err = t.follow(ctx, j); err != nil || left {
 			return j, left, err
@@ -514,6 +517,15 @@ func (t *turn) changed(ctx context.Context, j *jobs.Job, since devices.Position)
 // page returns devices of a job's selection after a cursor, and the next one; empty: the last
 // page.
 func (t *turn) page(ctx context.Context, j *jobs.Job, after string) (ids []devices.ID, next string, err error) {
+	if f := j.Spec.Action.Firmware; f != nil && f.RollbackOf != "" { // the devices need not match the selection any more
+		list, next, err := t.m.Store.Tasks(ctx, jobs.TaskFilter{Job: f.RollbackOf, After: after, Limit: pageSize})
+		for i := range list {
+			if t.m.Fleet.Registry().Status(list[i].Device, "").Known {
+				ids = append(ids, list[i].Device)
+			}
+		}
+		return ids, next, err
+	}
 	if len(j.Spec.Devices) > 0 { // at most PrepareBatch
 		for _, id := range j.Spec.Devices {
 			if t.m.Fleet.Registry().Status(devices.ID(id), "").Known {
@@ -542,6 +554,12 @@ func (t *turn) write(ctx context.Context, j jobs.Job, cursor, next string, ids [
 	rows := make([]jobs.Task, 0, len(ids))
 	for _, id := range ids {
 		rows = append(rows, taskOf(&j, id, at))
+	}
+	if j.IsRollout() {
+		var err error
+		if rows, err = t.m.judged(ctx, &j, rows); err != nil {
+			return j, err
+		}
 	}
 	after, err := t.m.Store.AddTasks(ctx, j.ID, cursor, next, rows, last)
 	if err != nil {

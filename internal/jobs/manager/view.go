@@ -11,7 +11,7 @@ import (
 // jobView returns a job as the API shows it.
 func jobView(j *jobs.Job) api.Job {
 	c := &j.Counts
-	out := api.Job{ID: j.ID, State: string(j.State), Reason: j.Reason, Spec: j.Spec, Round: j.Round, Until: at(j.Until), Missed: j.Missed,
+	out := api.Job{ID: j.ID, Group: j.Group, State: string(j.State), Reason: j.Reason, Spec: j.Spec, Round: j.Round, Until: at(j.Until), Missed: j.Missed,
 		CreatedBy: j.OwnerName, CreatedAt: at(j.CreatedAt), BegunAt: at(j.BegunAt), EndedAt: at(j.EndedAt),
 		Counts: api.JobCounts{Total: c.Total(), Waiting: c.Waiting, Running: c.Running, OK: c.Of(jobs.OK), Failed: c.Of(jobs.Failed), Unknown: c.Of(jobs.Unknown),
 			Refused: c.Of(jobs.Refused), Expired: c.Of(jobs.Expired), Cancelled: c.Of(jobs.CancelledT), Already: c.Of(jobs.Already),
@@ -39,6 +39,12 @@ func at(t time.Time) api.Time {
 func taskView(t *jobs.Task, why jobs.Wait) api.Task {
 	out := api.Task{Job: t.Job, Round: t.Round, Device: string(t.Device), State: string(t.State), Reason: string(why), DueAt: at(t.DueAt), Attempt: t.Attempt,
 		Outcome: string(t.Outcome), Code: t.Code, Detail: t.Detail, Result: t.Result, Late: t.Late, Node: t.Node, Call: t.Call, BegunAt: at(t.BegunAt), EndedAt: at(t.EndedAt)}
+	if r := t.Rollout; r != nil {
+		out.Firmware = &api.TaskFirmware{Phase: string(t.Phase), Proven: r.Proven, Before: t.Before, Offers: r.Offers, Flashes: r.Flashes, Restarts: r.Restarts, Bytes: r.Bytes, Size: r.Size}
+		if t.Phase == jobs.PhaseProving {
+			out.Firmware.Gate = r.Gate
+		}
+	}
 	if !t.BegunAt.IsZero() && !t.EndedAt.IsZero() {
 		out.DurationMS = max(0, t.EndedAt.Sub(t.BegunAt).Milliseconds())
 	}

@@ -44,7 +44,7 @@ func isRetried(before, after *jobs.Job) bool {
 // needsScan reports whether there may be waiting tasks that are not in memory; room is whether it can take more. One that was given
 // back needs none: the node that gave it back looks at its device again, and so does one to which the device went meanwhile.
 func (s *jobState) needsScan(now time.Time, room bool) bool {
-	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 || !s.job.IsKnown() {
+	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 || !s.job.IsKnown() || !s.job.BeginsByItself() {
 		return false
 	}
 	switch ago := now.Sub(s.scannedAt); {
@@ -194,6 +194,9 @@ func orNil(err error) error {
 // insert reports whether there is room for more. Without, a scan finds the candidate later. Where the memory is full, jobs with
 // more candidates than others leave their room to those with fewer.
 func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
+	if !s.job.BeginsByItself() {
+		return true
+	}
 	if known := s.have[keyOf(&c)]; known != nil {
 		*known = c // it may have begun on another node
 		return true

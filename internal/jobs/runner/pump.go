@@ -3,6 +3,7 @@ package runner
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -111,6 +112,9 @@ func (p *pump) next() time.Time {
 // update takes a newer state of a job.
 func (p *pump) update(j jobs.Job) {
 	s := p.jobs[j.ID]
+	if j.IsRollout() && j.Counts.Open() > 0 {
+		p.r.rolling.Store(true) // open unsets it
+	}
 	switch {
 	case !j.State.Open():
 		p.drop(j.ID)
@@ -147,6 +151,7 @@ func (p *pump) open(ctx context.Context) error {
 	}
 	p.refresh = time.Now().Add(refreshEvery)
 	seen := make(map[string]bool, len(list))
+	p.r.rolling.Store(slices.ContainsFunc(list, func(j jobs.Job) bool { return j.IsRollout() }))
 	for _, j := range list {
 		seen[j.ID] = j.State.Open()
 		p.update(j)
@@ -181,6 +186,9 @@ func (p *pump) begin(ctx context.Context) (more bool, err error) {
 	wishes := p.choose()
 	if len(wishes) == 0 {
 		return false, nil
+	}
+	if wishes = p.roll(wishes); len(wishes) == 0 {
+		return true, nil
 	}
 	return true, p.commit(ctx, wishes)
 }
@@ -315,6 +323,45 @@ func (p *pump) reserve(s *jobState, c *jobs.Candidate, chosen map[devices.ID]boo
 		return nil
 	}
 	return slot
+}
+
+// roll begins the firmware tasks of a group, each by itself, and returns the others.
+func (p *pump) roll(wishes []wish) (others []wish) {
+	for _, w := range wishes {
+		s := p.jobs[w.Job]
+		if s == nil || !s.job.IsRollout() {
+			others = append(others, w)
+			continue
+		}
+		job, id := s.job, w.Device
+		p.r.setRunning(id, w.Job)
+		begin := func() {
+			again := p.r.roll(&job, id, w.slot)
+			w.slot.Release()
+			p.r.setRunning(id, "")
+			if again > 0 {
+				p.r.lookAt(id, again)
+			}
+		}
+		if !p.r.tasks.Run(begin) {
+			w.slot.Release()
+			p.r.setRunning(id, "")
+		}
+	}
+	return others
+}
+
+// roll begins a firmware task with a restart of its device.
+func (r *Runner) roll(job *jobs.Job, id devices.ID, slot *dispatch.Reservation) (again time.Duration) {
+	who, ok, err := r.principal(job.Owner)
+	if !ok && err == nil {
+		return refreshEvery
+	}
+	return r.Rollouts.Restart(r.tasks.Context(), job, id, func(permit func() error) error {
+		ctx, cancel := context.WithTimeout(r.tasks.Context(), dispatch.DefaultTimeout)
+		defer cancel()
+		return slot.Message(ctx, devices.Message{ID: r.Devices.NewCallID(), Device: id, Body: json.RawMessage(devices.RestartMessage), Principal: who, Job: job.ID}, permit)
+	})
 }
 
 // commit commits the beginning of a group, and sends what has begun.

@@ -116,6 +116,11 @@ func (t *run) send() jobs.End {
 	if !known { // the pump leaves such a job alone
 		return t.hold(againAfter)
 	}
+	if t.job.Spec.Action.Restart != nil {
+		if no := t.r.Rollouts.MayRestart(t.r.tasks.Context(), t.task.Device); no != nil {
+			return t.result(jobs.Refused, string(no.Code), no.Detail)
+		}
+	}
 	call := t.r.Devices.NewCallID()
 	r, err := action.Begin(sender{t, p, call})
 	end := t.answered(&r)

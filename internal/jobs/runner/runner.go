@@ -78,7 +78,18 @@ type Options struct {
 	// valid.
 	MayBegin func() bool
 	Open     bool // callers without a token have all rights
+	// Rollouts begins firmware tasks, and knows which devices must not restart.
+	Rollouts Rollouts
 	Log      *slog.Logger
+}
+
+// Rollouts begins firmware tasks, and knows which devices must not restart: rollout.Service.
+type Rollouts interface {
+	// Restart begins a waiting firmware task with a restart, which send sends after a last permission. It reports when to look at the device
+	// again; zero: another step does that.
+	Restart(ctx context.Context, job *jobs.Job, id devices.ID, send func(permit func() error) error) (again time.Duration)
+	// MayRestart returns why a device must not restart now, or nil.
+	MayRestart(ctx context.Context, id devices.ID) *devices.Error
 }
 
 // Stats are the counters of a Runner. They are safe for concurrent use.
@@ -100,6 +111,7 @@ type Runner struct {
 	wake  chan struct{} // capacity 1
 
 	totals  atomic.Pointer[Totals]
+	rolling atomic.Bool // there are firmware jobs with open tasks
 	failing atomic.Bool // the last pass failed, which was logged
 
 	mu      sync.Mutex
@@ -154,6 +166,13 @@ func (r *Runner) Totals() Totals {
 	}
 	return Totals{}
 }
+
+// Owner returns the caller as whom the jobs of an owner act. ok is false if this node does not have its key yet; the error says that
+// the key has ended.
+func (r *Runner) Owner(key string) (p access.Principal, ok bool, err error) { return r.principal(key) }
+
+// Rolling reports whether there are firmware jobs with open tasks, as far as this node knows.
+func (r *Runner) Rolling() bool { return r.rolling.Load() }
 
 // Hold returns what holds up a task that its job lets begin on a device, if the device is connected here: WaitDatabase,
 // WaitOrder if another task of the device runs, or WaitBusy, else WaitNone. idle is whether the task awaits the end of a conversation.

@@ -194,7 +194,11 @@ func (t *transaction) start(ctx context.Context, node, instance string, tasks []
 		task.Attempt++
 		task.Fence++
 	}
-	err := t.startRows(ctx, tasks)
+	return conflictOf(t, t.startRows(ctx, tasks))
+}
+
+// conflictOf returns database.ErrConcurrent, for another attempt, if another node has begun a task of the same device meanwhile.
+func conflictOf(t *transaction, err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "23505" {
 		t.Conflicts.Add(1)

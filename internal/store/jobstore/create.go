@@ -37,6 +37,27 @@ func (s *Store) Create(ctx context.Context, j jobs.Job, tasks []jobs.Task) (stor
 	return stored, again, err
 }
 
+// CreateGroup implements jobs.Store.
+func (s *Store) CreateGroup(ctx context.Context, list []jobs.Job) (stored []jobs.Job, again bool, err error) {
+	err = s.transact(ctx, "creating a group of jobs", func(ctx context.Context, t *transaction) error {
+		stored = nil
+		for i := range list {
+			j, repeated, err := t.create(ctx, list[i], nil)
+			if err != nil {
+				return err
+			}
+			if repeated { // j is the first job of the group that there is
+				again = true
+				stored, err = database.Collect(ctx, t.tx, scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.bundle = $1 AND j.bundle <> '' ORDER BY j.job`, j.Group)
+				return err
+			}
+			stored = append(stored, j)
+		}
+		return nil
+	})
+	return stored, again, err
+}
+
 func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task) (stored jobs.Job, again bool, err error) {
 	if err := t.lockCreating(ctx); err != nil {
 		return j, false, err
@@ -103,13 +124,16 @@ func ifFull(full map[devices.ID]bool, task *jobs.Task) *devices.Error {
 // refused.
 func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task, refuse func(*jobs.Task) *devices.Error) error {
 	rows := make([][]any, len(tasks))
-	refused := 0
+	ended := map[jobs.Outcome]int{}
 	for i, task := range tasks {
-		task.Job, task.Round, task.State = j.ID, j.Round, jobs.TaskWaiting
-		if no := refuse(&task); no != nil {
-			task.State, task.Outcome, task.Code, task.Detail, task.EndedAt = jobs.TaskEnded, jobs.Refused, string(no.Code), no.Detail, t.now
+		task.Job, task.Round = j.ID, j.Round
+		if no := refuse(&task); no != nil && task.Outcome == "" {
+			task.Outcome, task.Code, task.Detail = jobs.Refused, string(no.Code), no.Detail
+		}
+		if task.State = jobs.TaskWaiting; task.Outcome != "" {
+			task.State, task.EndedAt = jobs.TaskEnded, t.now
 			t.ended = append(t.ended, task)
-			refused++
+			ended[task.Outcome]++
 		}
 		rows[i] = taskValues(&task)
 	}
@@ -117,7 +141,7 @@ func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task
 	if _, err := taskRows.Write(ctx, t.tx, t.db, rows); err != nil {
 		return err
 	}
-	j.Added(len(tasks)-refused, refused)
+	j.Added(len(tasks), ended)
 	return nil
 }
 

@@ -85,7 +85,7 @@ func (t *transaction) apply(j *locked, task *jobs.Task, e *jobs.End) bool {
 	case task.State == jobs.TaskRunning:
 		t.applyRunning(j, task, e)
 	case task.State == jobs.TaskEnded && task.Outcome == jobs.Unknown && answer:
-		j.RecordLate(e.Outcome)
+		j.Correct(task, e.Outcome)
 		t.fill(task, e)
 		task.Late = true
 	default:
@@ -123,7 +123,7 @@ func (t *transaction) applyRunning(j *locked, task *jobs.Task, e *jobs.End) {
 		task.State, task.DueAt, task.Outcome, task.EndedAt = jobs.TaskWaiting, again, "", time.Time{}
 		return
 	}
-	j.Record(e.Outcome)
+	j.Record(task, e.Outcome)
 }
 
 // fill makes a task ended.
@@ -188,7 +188,7 @@ func (s *Store) LoseRunning(ctx context.Context, self string, limit int) (ended 
 		task, err := scanTask(scan)
 		return jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Unknown, Code: jobs.CodeNodeLost,
 			Detail: "node " + task.Node + " ended while it ran the task; it is not known whether the device did it"}, err
-	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND (t.begun_at < $2 OR t.begun_at > $3) AND`+lost+` LIMIT $4`,
+	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND t.phase = '' AND (t.begun_at < $2 OR t.begun_at > $3) AND`+lost+` LIMIT $4`,
 		self, clock.Micros(now.Add(-lostAfter)), clock.Micros(now.Add(lostAfter)), int64(limit)) // a later beginning is of before the clock was set back
 	if err != nil || len(list) == 0 {
 		return nil, nil, err
@@ -237,7 +237,7 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 	for i := range list {
 		task, j := &list[i], all[list[i].Job]
 		if task.State == jobs.TaskRunning {
-			j.Record(outcome)
+			j.Record(task, outcome)
 		} else {
 			j.RecordWaiting(task, outcome)
 		}

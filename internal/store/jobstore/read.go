@@ -106,6 +106,9 @@ func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next 
 	if f.Owner != "" {
 		c.add("j.owner = %s", f.Owner)
 	}
+	if f.Group != "" {
+		c.add("j.bundle = %s", database.Clean(f.Group))
+	}
 	if f.Device != "" {
 		c.add("EXISTS (SELECT 1 FROM tasks t WHERE t.job = j.job AND t.device = %s)", database.Clean(string(f.Device)))
 	}
@@ -131,7 +134,7 @@ func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task,
 		}
 		c.add("(t.device, t.round) > (%s, %s)", device, round)
 	}
-	if f.Outcome != "" || f.Open {
+	if f.Outcome != "" || f.Open || f.Running {
 		end, err := read(ctx, s, "listing tasks", func(scan func(...any) error) (t jobs.Task, err error) {
 			err = scan(&t.Device, &t.Round)
 			return t, err
@@ -146,6 +149,9 @@ func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task,
 	}
 	if f.Outcome != "" {
 		c.add("t.outcome = %s", string(f.Outcome))
+	}
+	if f.Running {
+		c.text = append(c.text, "t.state = 'running'")
 	}
 	if f.Open {
 		c.text = append(c.text, "t.state <> 'ended'")
@@ -230,17 +236,25 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, 
 	return list, running, err
 }
 
+// scanQueued reads the columns jobNames and taskNames.
+func scanQueued(scan func(...any) error) (q jobs.Queued, err error) {
+	q.Task, err = scanTask(func(task ...any) (err error) {
+		q.Job, err = scanJob(scan, task...)
+		return err
+	})
+	return q, err
+}
+
 // Queue implements jobs.Store.
 func (s *Store) Queue(ctx context.Context, id devices.ID) ([]jobs.Queued, error) {
-	const open = ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.device = $1 AND t.state = `
+	return s.queue(ctx, id, "")
+}
+
+// queue is Queue with a further condition on jobs j.
+func (s *Store) queue(ctx context.Context, id devices.ID, condition string) ([]jobs.Queued, error) {
+	open := ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.device = $1` + condition + ` AND t.state = `
 	columns := `SELECT ` + jobNames + `, ` + taskNames
-	list, err := read(ctx, s, "reading the queue of a device", func(scan func(...any) error) (q jobs.Queued, err error) {
-		q.Task, err = scanTask(func(task ...any) (err error) {
-			q.Job, err = scanJob(scan, task...)
-			return err
-		})
-		return q, err
-	}, columns+open+`'waiting' UNION ALL `+columns+open+`'running'`, database.Clean(string(id)))
+	list, err := read(ctx, s, "reading the queue of a device", scanQueued, columns+open+`'waiting' UNION ALL `+columns+open+`'running'`, database.Clean(string(id)))
 	sortQueue(list)
 	return list, err
 }

@@ -22,11 +22,11 @@ const never = int64(math.MaxInt64)
 // Columns of jobs: those that never change, those that only people change, and those that the
 // work itself changes.
 var (
-	fixedColumns = append(database.Text("job", "owner", "owner_name", "idem", "hash", "action", "confirmed", "devices"), database.Bigint("created_at")...)
+	fixedColumns = append(database.Text("job", "owner", "owner_name", "idem", "hash", "action", "confirmed", "devices", "bundle"), database.Bigint("created_at")...)
 	givenColumns = database.Text("spec")
 	movedColumns = append(database.Text("state", "reason", "prior", "prepared_to"), database.Bigint("version", "ready_at", "stage", "stage_end", "opened", "started", "held",
 		"passed_ok", "round", "round_n", "next_at", "tat", "missed", "reserved", "waiting", "running", "n_ok", "n_failed", "n_unknown", "n_refused",
-		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at")...)
+		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at", "harmed", "astray")...)
 	jobColumns = slices.Concat(fixedColumns, givenColumns, movedColumns)
 	jobRows    = database.Rows{Table: "jobs", Columns: jobColumns}
 	jobMoves   = database.Rows{Table: "jobs", Columns: slices.Concat(database.Text("job"), movedColumns), Keys: 1}
@@ -37,8 +37,8 @@ var (
 var (
 	keyColumns  = append(database.Text("job", "device"), database.Bigint("round")...)
 	taskColumns = slices.Concat(keyColumns, endColumns, database.Bigint("seq", "spread"))
-	endColumns  = slices.Concat(database.Text("state", "instance", "node", "call_id", "outcome", "code", "detail", "result"),
-		database.Bigint("due_at", "attempt", "fence", "begun_at", "ended_at"), database.Boolean("late"))
+	endColumns  = slices.Concat(database.Text("state", "instance", "node", "call_id", "outcome", "code", "detail", "result", "phase", "elf_before", "elf_target", "rollout"),
+		database.Bigint("due_at", "attempt", "fence", "begun_at", "ended_at", "limit_at"), database.Boolean("late"))
 	taskRows  = database.Rows{Table: "tasks", Columns: taskColumns}
 	taskEnds  = database.Rows{Table: "tasks", Columns: slices.Concat(keyColumns, endColumns), Keys: len(keyColumns)}
 	taskNames = database.Names("t.", taskColumns)
@@ -59,7 +59,7 @@ func readyAt(j *jobs.Job, now time.Time) int64 {
 
 // fixed, given and moved return the values of the columns.
 func fixed(j *jobs.Job) []any {
-	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action, textOf(j.Confirmed), database.Clean(j.Devices), clock.Micros(j.CreatedAt)}
+	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action, textOf(j.Confirmed), database.Clean(j.Devices), j.Group, clock.Micros(j.CreatedAt)}
 }
 
 func given(j *jobs.Job) []any { return []any{textOf(&j.Spec)} }
@@ -70,7 +70,7 @@ func moved(j *jobs.Job, now time.Time) []any {
 	for _, n := range j.Counts.Ended {
 		values = append(values, n)
 	}
-	return append(values, clock.Micros(j.BegunAt), clock.Micros(j.Until), clock.Micros(j.EndedAt))
+	return append(values, clock.Micros(j.BegunAt), clock.Micros(j.Until), clock.Micros(j.EndedAt), j.Harmed, j.Astray)
 }
 
 // textOf encodes what was decoded from JSON before, or is plain text.
@@ -86,13 +86,13 @@ func textOf(v any) string {
 func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
 	var confirmed, spec string
 	var created, ready, stageEnd, next, tat, begun, until, ended int64
-	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &j.Action, &confirmed, &j.Devices, &created, &spec,
+	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &j.Action, &confirmed, &j.Devices, &j.Group, &created, &spec,
 		&j.State, &j.Reason, &j.Before, &j.Cursor, &j.Version, &ready, &j.Stage, &stageEnd, &j.Opened, &j.Started, &j.Held,
 		&j.PassedOK, &j.Round, &j.RoundN, &next, &tat, &j.Missed, &j.Reserved, &j.Counts.Waiting, &j.Counts.Running}
 	for i := range j.Counts.Ended {
 		to = append(to, &j.Counts.Ended[i])
 	}
-	if err := scan(append(append(to, &begun, &until, &ended), more...)...); err != nil {
+	if err := scan(append(append(to, &begun, &until, &ended, &j.Harmed, &j.Astray), more...)...); err != nil {
 		return j, err
 	}
 	j.CreatedAt, j.StageEnd, j.NextAt, j.TAT = clock.Instant(created), clock.Instant(stageEnd), clock.Instant(next), clock.Instant(tat)
@@ -118,17 +118,32 @@ func taskValues(t *jobs.Task) []any {
 
 // endValues returns the key and the columns that an end changes.
 func endValues(t *jobs.Task) []any {
+	rollout := ""
+	if t.Rollout != nil {
+		rollout = textOf(t.Rollout)
+	}
+	if t.State != jobs.TaskRunning {
+		t.Phase, t.LimitAt = jobs.PhaseNone, time.Time{}
+	}
 	return []any{t.Job, string(t.Device), t.Round, string(t.State), t.Instance, database.Clean(t.Node), t.Call, string(t.Outcome), t.Code,
-		database.Clean(t.Detail), database.Clean(t.Result), clock.Micros(t.DueAt), int64(t.Attempt), t.Fence, clock.Micros(t.BegunAt), clock.Micros(t.EndedAt), t.Late}
+		database.Clean(t.Detail), database.Clean(t.Result), string(t.Phase), t.Before, t.Target, rollout,
+		clock.Micros(t.DueAt), int64(t.Attempt), t.Fence, clock.Micros(t.BegunAt), clock.Micros(t.EndedAt), clock.Micros(t.LimitAt), t.Late}
 }
 
 // scanTask reads the columns taskNames, and then those of more.
 func scanTask(scan func(...any) error, more ...any) (t jobs.Task, err error) {
-	var due, begun, ended int64
-	to := []any{&t.Job, &t.Device, &t.Round, &t.State, &t.Instance, &t.Node, &t.Call, &t.Outcome, &t.Code, &t.Detail, &t.Result,
-		&due, &t.Attempt, &t.Fence, &begun, &ended, &t.Late, &t.Seq, &t.Spread}
+	var due, begun, ended, limit int64
+	var rollout string
+	to := []any{&t.Job, &t.Device, &t.Round, &t.State, &t.Instance, &t.Node, &t.Call, &t.Outcome, &t.Code, &t.Detail, &t.Result, &t.Phase, &t.Before, &t.Target, &rollout,
+		&due, &t.Attempt, &t.Fence, &begun, &ended, &limit, &t.Late, &t.Seq, &t.Spread}
 	err = scan(append(to, more...)...)
-	t.DueAt, t.BegunAt, t.EndedAt = clock.Instant(due), clock.Instant(begun), clock.Instant(ended)
+	t.DueAt, t.BegunAt, t.EndedAt, t.LimitAt = clock.Instant(due), clock.Instant(begun), clock.Instant(ended), clock.Instant(limit)
+	if err == nil && rollout != "" {
+		t.Rollout = &jobs.Rollout{}
+		if err := json.Unmarshal([]byte(rollout), t.Rollout); err != nil {
+			return t, fmt.Errorf("the rollout of a task of job %s cannot be read: %w", t.Job, err)
+		}
+	}
 	return t, err
 }
 

@@ -71,6 +71,10 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"ended jobs of a key are limited", testEndedJobsAreLimited},
 		{"confirmations of a key are limited", testConfirmationsAreLimited},
 		{"a database whose history went backwards", testHistoryBackwards},
+		{"steps of firmware tasks", testSteps},
+		{"firmware tasks in the queue of a device", testStepsInOrder},
+		{"three nodes roll out at once", testStepsTogether},
+		{"jobs of one release", testGroups},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newJobFleet(t, makeDatabase(t))) })
 	}

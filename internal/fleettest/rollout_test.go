@@ -1,0 +1,185 @@
+package fleettest
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+)
+
+// images writes images of the simulator's boards, and returns their files.
+func (p Programs) images(t testing.TB, ota, profiles, version string, args ...string) []string {
+	t.Helper()
+	dir := t.TempDir()
+	out, err := exec.Command(p.Simulator, append([]string{"--images", dir, "--profile", profiles, "--image-version", version, "--ota", ota}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.bin"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no images: %v", err)
+	}
+	return files
+}
+
+// add adds firmware files.
+func (n *Node) add(t testing.TB, files ...string) {
+	t.Helper()
+	n.must(t, "added", append([]string{"firmware", "add"}, files...)...)
+}
+
+// groupOf returns the jobs of the newest group.
+func (n *Node) groupOf(t testing.TB, out string) (list []api.Job) {
+	t.Helper()
+	var g api.JobGroup
+	if err := json.Unmarshal([]byte(out), &g); err != nil || len(g.Items) == 0 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return g.Items
+}
+
+// firmwareOf counts devices by the version that they run.
+func (n *Node) firmwareOf(t testing.TB) map[string]int {
+	count := map[string]int{}
+	for _, d := range n.List(t) {
+		count[d.Firmware]++
+	}
+	return count
+}
+
+// A release is rolled out to three boards in stages, each device is proved, and what was done is taken back.
+func TestRollout(t *testing.T) {
+	t.Parallel()
+	const profiles, fleet = "fw-2.4,fw-2.1,robot", 6
+	node := programs.Start(t, "--transport", "mqtt")
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", "6", "--profile", profiles)
+	node.AwaitReady(t, fleet)
+	node.AwaitStored(t)
+	node.add(t, programs.images(t, node.Info.OTA, profiles, "2.9.0")...)
+	node.must(t, "2 devices", "firmware", "roll", "2.9.0", "device=*", "--dry-run")
+	if _, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*"); status != 2 || !strings.Contains(errs, "add --yes") {
+		t.Errorf("without a yes: %d %s", status, errs)
+	}
+	out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--stages", "1,100%", "--stay", "2s", "--yes", "--watch")
+	if status != 0 || strings.Count(out, "done: 2 of 2 done, 2 ok") != 3 {
+		t.Fatalf("%d %s%s", status, out, errs)
+	}
+	for _, phase := range []string{" called", " offered", " proving "} {
+		if !strings.Contains(out, phase) {
+			t.Errorf("no phase%s in\n%s", phase, out)
+		}
+	}
+	node.AwaitStored(t)
+	if got := node.firmwareOf(t); got["2.9.0"] != fleet {
+		t.Errorf("versions: %v", got)
+	}
+	if _, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--yes"); status == 0 || !strings.Contains(errs, "not_eligible") || !strings.Contains(errs, "run it already") {
+		t.Errorf("once more: %d %s", status, errs)
+	}
+	var robot api.Device
+	for _, d := range node.List(t) {
+		if d.Board == "otto-robot" {
+			robot = d
+		}
+	}
+	node.must(t, " job", "firmware", "explain", robot.ID) // the cause of its image
+	if _, errs, status := node.Command(t, "firmware", "rollback", "last", "--yes"); status == 0 || !strings.Contains(errs, "not stored") {
+		t.Errorf("a rollback to what nobody has: %d %s", status, errs)
+	}
+	for _, profile := range strings.Split(profiles, ",") {
+		node.add(t, programs.images(t, node.Info.OTA, profile, "")...)
+	}
+	var group string
+	for j, err := range apiclient.List[api.Job](t.Context(), node.Client, nil, "jobs") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		group = j.Group
+	}
+	node.must(t, "is scheduled", "firmware", "rollback", group, "--yes")
+	node.Await(t, "the devices have what they had", time.Minute, func() bool { return node.firmwareOf(t)["2.9.0"] == 0 })
+	if r := sim.Report(t); r.Totals.Upgrades != 2*fleet || r.Totals.UpgradesFailed != 0 || r.Totals.Rollbacks != 0 {
+		t.Errorf("%d upgrades, %d failed, %d rolled back", r.Totals.Upgrades, r.Totals.UpgradesFailed, r.Totals.Rollbacks)
+	}
+}
+
+// What goes wrong on the first device reaches no other: the job halts, and the devices are flashed as often as the rows say.
+func TestRolloutFaults(t *testing.T) {
+	t.Parallel()
+	node := &Node{Dir: t.TempDir(), programs: programs, args: []string{"--transport", "mqtt"}, env: []string{"FLEETD_TEST_TIME_SCALE=0.1"}}
+	node.launch(t)
+	t.Cleanup(func() { node.Stop(t) })
+	node.awaitStart(t)
+	const each = 3
+	faults := []struct {
+		name            string
+		code            string // of the task that began
+		state, reason   string // of the job; empty: it goes on
+		flashes         int
+		upgrades, rolls uint64
+		sim             *Simulation
+		job             string
+	}{
+		{name: "crash-boot", code: "rolled_back", state: "halted", reason: "stop", flashes: 1, upgrades: 1, rolls: 1},
+		{name: "crash-later", code: "boot_loop", state: "halted", reason: "stop", flashes: 1, upgrades: 1},
+		{name: "reject-image", code: "image_refused", state: "halted", reason: "stop", flashes: 1},
+		{name: "wrong-board", code: "board_changed", state: "halted", reason: "board_changed", flashes: 1, upgrades: 1},
+		{name: "cut-download"},
+		{name: "power-cut"},
+	}
+	for i := range faults {
+		f := &faults[i]
+		f.sim = programs.Simulate(t, node.Info.OTA, "--devices", "3", "--mac-base", "02:f1:ee:0"+string(rune('1'+i))+":00:00", "--fault", f.name)
+	}
+	node.AwaitReady(t, each*len(faults))
+	node.AwaitStored(t)
+	node.add(t, programs.images(t, node.Info.OTA, "fw-2.4", "2.9.0")...)
+	for i := range faults {
+		f := &faults[i]
+		out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=02:f1:ee:0"+string(rune('1'+i))+":*", "--stay", "1m", "--yes", "--json")
+		if status != 0 {
+			t.Fatalf("%s: %d %s", f.name, status, errs)
+		}
+		f.job = node.groupOf(t, out)[0].ID
+	}
+	for i := range faults {
+		f := &faults[i]
+		var begun api.Task
+		node.Await(t, f.name+": the first device has come to its end", time.Minute, func() bool {
+			j, err := node.Job(t.Context(), f.job)
+			if err != nil || f.state != "" && (j.State != f.state || j.Reason != f.reason) {
+				return false
+			}
+			for task, err := range apiclient.List[api.Task](t.Context(), node.Client, nil, "jobs", f.job, "tasks") {
+				if err == nil && task.Firmware != nil && task.Code == f.code && task.Firmware.Offers > 0 && (f.state != "" || task.State == "waiting") {
+					begun = task
+					return true
+				}
+			}
+			return false
+		})
+		if begun.Firmware == nil {
+			continue
+		}
+		if begun.Firmware.Flashes != f.flashes || begun.Firmware.Offers != 1 || begun.Firmware.Restarts != 1 {
+			t.Errorf("%s: %+v", f.name, begun.Firmware)
+		}
+	}
+	for i := range faults {
+		f := &faults[i]
+		begun := 0
+		for task, err := range apiclient.List[api.Task](t.Context(), node.Client, nil, "jobs", f.job, "tasks") {
+			if err == nil && task.Firmware != nil {
+				begun++
+			}
+		}
+		if r := f.sim.Report(t); begun != 1 || r.Totals.Upgrades != f.upgrades || r.Totals.Rollbacks != f.rolls {
+			t.Errorf("%s: %d tasks began; %d upgrades, %d rolled back", f.name, begun, r.Totals.Upgrades, r.Totals.Rollbacks)
+		}
+	}
+}

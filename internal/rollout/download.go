@@ -1,0 +1,304 @@
+package rollout
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/jobs"
+)
+
+const (
+	// perAddress is how many of the places of downloads one address may take.
+	perAddress = 8
+	// perToken is how many downloads there may be of one offer at once.
+	perToken = 2
+	// noteEvery is how often the bytes of a download are recorded.
+	noteEvery = 5 * time.Second
+	// placeTime is how long an offer keeps its place without a download on this node.
+	placeTime = 2 * time.Minute
+
+	statusTool = "self.get_device_status"
+)
+
+// asJob is as whom a gate calls a tool: what the rollout asks of a device is not the right of its owner.
+var asJob = access.Principal{Caller: access.Admin, Via: access.ViaJob}
+
+// ErrNoDownload is the error of a token that opens nothing, and ErrBusy of one with as many downloads as there may be.
+var (
+	ErrNoDownload = errors.New("the download does not exist, or has ended")
+	ErrBusy       = errors.New("too many downloads of this address at once")
+)
+
+// Download is the image of an open offer.
+type Download struct {
+	File *os.File
+	Size int64
+
+	s      *Service
+	task   jobs.Task
+	token  string
+	counts bool // the task moves on with it
+	noted  time.Time
+	sent   int64
+}
+
+// Open opens the download of a token. Only the first of an offer, from the address of the check, moves the task on; others are served.
+func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*Download, error) {
+	device, job, ok := parseToken(token)
+	if !ok {
+		return nil, ErrNoDownload
+	}
+	if !s.places.enter(token) {
+		return nil, ErrBusy
+	}
+	d := &Download{s: s, token: token}
+	image := ""
+	task, err := s.Store.Step(ctx, job, device, func(step *jobs.Step, _ bool) error {
+		r := step.Task.Rollout
+		if !step.Runs() || r == nil || subtle.ConstantTimeCompare([]byte(r.Token), []byte(token)) != 1 {
+			return ErrNoDownload
+		}
+		image, d.Size = step.Job.Spec.Action.Firmware.Image, r.Size
+		d.counts = step.Fetch(addressText(address))
+		return nil
+	})
+	if err == nil {
+		d.task = task
+		d.File, err = s.Images.File(ctx, image)
+	}
+	if err != nil {
+		if d.counts {
+			d.Close(err, false)
+		} else {
+			s.places.leave(token)
+		}
+		return nil, err
+	}
+	d.noted = time.Now()
+	return d, nil
+}
+
+// Note notes how many bytes were sent so far; before the last ones it must be called with all but those.
+func (d *Download) Note(sent int64) {
+	d.sent = sent
+	if d.counts && time.Since(d.noted) >= noteEvery {
+		d.noted = time.Now()
+		d.s.tasks.Run(func() { d.s.once(&d.task, func(step *jobs.Step) { step.Loaded(min(sent, d.Size-1)) }) })
+	}
+}
+
+// once makes a step of the task unless it was begun again meanwhile, without another attempt.
+func (s *Service) once(t *jobs.Task, f func(*jobs.Step)) {
+	ctx, cancel := context.WithTimeout(context.Background(), stepTime)
+	defer cancel()
+	_, err := s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+		if isSame(step.Task, t) {
+			f(step)
+		}
+		return nil
+	})
+	if err != nil {
+		s.Log.Debug("the progress of a download was not recorded", "device", t.Device, "error", err)
+	}
+}
+
+// isSame reports whether a row is still at the offer that it was read with.
+func isSame(row, t *jobs.Task) bool {
+	return row.Fence == t.Fence && row.Rollout != nil && t.Rollout != nil && row.Rollout.Token == t.Rollout.Token && row.Rollout.Offers == t.Rollout.Offers
+}
+
+// Close ends the download: err is nil if the last byte was sent. stopping is whether the node ends it, so that it is neither a flash nor
+// an offer.
+func (d *Download) Close(err error, stopping bool) {
+	if d.File != nil {
+		_ = d.File.Close() // it was only read
+	}
+	d.s.places.leave(d.token)
+	result := complete
+	switch {
+	case err != nil && stopping:
+		result = cut
+	case err != nil:
+		result = broken
+	}
+	d.s.Downloads.Add(result, 1)
+	if !d.counts {
+		return
+	}
+	end := func() {
+		_, _ = d.s.step(d.task.Job, d.task.Device, func(step *jobs.Step) { // the periodic work finds a download that stands still
+			switch {
+			case !isSame(step.Task, &d.task):
+			case result == complete:
+				step.Loaded(d.Size)
+			case result == cut:
+				step.Cut()
+			default:
+				step.Break()
+			}
+		})
+	}
+	if result == complete {
+		end() // before the device can restart and check
+		return
+	}
+	if !d.s.tasks.Run(end) {
+		end()
+	}
+}
+
+// Busy returns the firmware task that keeps a device from answering calls, if there is one.
+func (s *Service) Busy(ctx context.Context, id devices.ID, connected bool) *devices.Error {
+	if !s.Active() || connected && !s.called.has(id) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	queue, err := s.Store.Rolling(ctx, id)
+	if err != nil || len(queue) == 0 {
+		return nil
+	}
+	switch t := &queue[0].Task; t.Phase {
+	case jobs.PhaseCalled, jobs.PhaseOffered, jobs.PhaseLoading, jobs.PhaseBooting:
+		return devices.Errorf(devices.CodeDeviceBusy, "job %s is giving device %s a firmware image (%s); repeat the call when the device is back", t.Job, id, t.Phase)
+	}
+	return nil
+}
+
+// called are the devices of this node that were told to restart and have not gone yet.
+type called struct {
+	count atomic.Int32 // for those who only ask whether there are any
+	mu    sync.Mutex
+	until map[devices.ID]time.Time
+}
+
+func (c *called) add(id devices.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.until == nil {
+		c.until = map[devices.ID]time.Time{}
+	}
+	c.until[id] = time.Now().Add(jobs.CalledTime)
+	c.count.Store(int32(len(c.until)))
+}
+
+func (c *called) remove(id devices.ID) {
+	if c.count.Load() == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.until, id)
+	c.count.Store(int32(len(c.until)))
+}
+
+// has forgets those whose time has passed.
+func (c *called) has(id devices.ID) bool {
+	if c.count.Load() == 0 {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(c.until, func(_ devices.ID, until time.Time) bool { return until.Before(now) })
+	c.count.Store(int32(len(c.until)))
+	return !c.until[id].IsZero()
+}
+
+// places are the offers and downloads of a node.
+type places struct {
+	limit int
+
+	mu   sync.Mutex
+	list map[string]*place // by token
+}
+
+type place struct {
+	from    string
+	until   time.Time // without a download
+	loading int
+}
+
+// take takes a place for an offer.
+func (p *places) take(token, from string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now, same := time.Now(), 0
+	for other, at := range p.list {
+		if at.loading == 0 && at.until.Before(now) {
+			delete(p.list, other)
+		} else if at.from == from {
+			same++
+		}
+	}
+	if at := p.list[token]; at != nil { // the same offer again
+		at.until = now.Add(placeTime)
+		return true
+	}
+	if len(p.list) >= p.limit || same >= perAddress {
+		return false
+	}
+	if p.list == nil {
+		p.list = map[string]*place{}
+	}
+	p.list[token] = &place{from: from, until: now.Add(placeTime)}
+	return true
+}
+
+// release gives the place of an offer back that was not made.
+func (p *places) release(token string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.list, token)
+}
+
+// enter begins a download: one whose offer another node made has no place here, and gets one whatever the limit is.
+func (p *places) enter(token string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := p.list[token]
+	if at == nil {
+		if p.list == nil {
+			p.list = map[string]*place{}
+		}
+		at = &place{}
+		p.list[token] = at
+	}
+	if at.loading >= perToken {
+		return false
+	}
+	at.loading++
+	return true
+}
+
+// leave ends a download.
+func (p *places) leave(token string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at := p.list[token]; at != nil {
+		if at.loading--; at.loading <= 0 {
+			delete(p.list, token)
+		}
+	}
+}
+
+// missingTools returns the tools of before that after lacks, but for some.
+func missingTools(before, after *catalog.Catalog, but []string) (missing []string) {
+	for i := range before.Tools {
+		if name := before.Tools[i].Name; after.Tool(name) == nil && !slices.Contains(but, name) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}

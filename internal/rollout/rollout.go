@@ -1,0 +1,619 @@
+// Package rollout moves firmware tasks on. A call's task belongs to the process that runs it; a firmware task belongs to its row: OTA
+// checks, downloads, connections and the periodic work move it on, on whichever node they happen, each with one conditional update
+// under the lock of its job. Nothing is kept in memory but the places of downloads. The rules are jobs.Step.
+package rollout
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"fleetd/internal/clock"
+	"fleetd/internal/counters"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/jobs"
+	"fleetd/internal/preflight"
+	"fleetd/internal/tasks"
+)
+
+const (
+	// checkTime is how long the answer to an OTA check waits for the database. Without it the device starts without an offer.
+	checkTime = 250 * time.Millisecond
+	// imageTime is how long that answer waits for an image that this node does not have yet.
+	imageTime = 3 * time.Second
+	stepTime  = 10 * time.Second // of one step that nobody waits for
+	retryWait = time.Second
+	overdue   = 500 // tasks of one pass of the periodic work
+)
+
+// Fleet is what a Service uses of the core.
+type Fleet interface {
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error)
+	CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
+}
+
+// Images keeps and judges images: firmware.Manager.
+type Images interface {
+	JudgeCheck(ctx context.Context, image string, allow []string, v *devices.View, details string, seen func(newest devices.DeviceImage) bool) (preflight.Offer, error)
+	File(ctx context.Context, id string) (*os.File, error)
+}
+
+// Options of a Service. All are required.
+type Options struct {
+	Store  jobs.Store
+	Fleet  Fleet
+	Images Images
+	// Active reports whether there are firmware jobs, as far as this node knows: without them a check costs nothing.
+	Active func() bool
+	// MayBegin reports whether tasks may begin: the node is not stopping, and its lease is valid.
+	MayBegin func() bool
+	// MayAct returns why the owner of a job may not have it done on a device any more, or nil; with CodeUnauthorized its key has ended.
+	MayAct func(ctx context.Context, owner string, id devices.ID) *devices.Error
+	// Downloads is how many devices may have an offer or a download of this node at once.
+	Downloads int
+	// URL is the address of downloads, to which a token is added.
+	URL string
+	Log *slog.Logger
+}
+
+// Service is safe for concurrent use.
+type Service struct {
+	Options
+	places places
+	called called
+	tasks  *tasks.Group
+
+	// Offers counts what became of checks of devices with a firmware task: offered, repeated, unready (no image, or no database), crowded,
+	// waiting, refused. Downloads counts complete, broken, and cut by the end of the node.
+	Offers    counters.Map[string]
+	Downloads counters.Map[string]
+}
+
+// New returns a Service.
+func New(o Options) *Service {
+	s := &Service{Options: o, tasks: tasks.New(o.Log)}
+	s.places.limit = o.Downloads
+	for _, result := range []string{offered, repeated, unready, crowded, waiting, refused} {
+		s.Offers.Add(result, 0)
+	}
+	for _, result := range []string{complete, broken, cut} {
+		s.Downloads.Add(result, 0)
+	}
+	return s
+}
+
+// Results of Offers and Downloads.
+const (
+	offered  = "offered"
+	repeated = "repeated"
+	unready  = "unready"
+	crowded  = "crowded"
+	waiting  = "waiting"
+	refused  = "refused"
+	complete = "complete"
+	broken   = "broken"
+	cut      = "cut"
+)
+
+// Close waits for what was begun.
+func (s *Service) Close() {
+	s.tasks.Close()
+	s.tasks.Wait()
+}
+
+// Check is an OTA check of an admitted device.
+type Check struct {
+	Device  devices.ID
+	Facts   devices.Facts
+	Details string
+	Address netip.Addr
+	Begun   time.Time // before what was recorded of it
+	// WebSocket is whether the answer sends the device there; Activation whether it has a code.
+	WebSocket, Activation bool
+}
+
+// Offer is the section of the answer that has the device fetch an image.
+type Offer struct {
+	Version string
+	URL     string
+	Force   bool
+}
+
+// Check moves the task of a device on by what it said, and returns the image that the answer offers; nil: none.
+func (s *Service) Check(ctx context.Context, c *Check) *Offer {
+	if !s.Active() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
+	defer cancel()
+	queue, err := s.Store.Rolling(ctx, c.Device)
+	if err != nil {
+		s.Offers.Add(unready, 1)
+		return nil
+	}
+	if len(queue) > 0 && queue[0].Task.State == jobs.TaskRunning {
+		task, err := s.see(ctx, &queue[0].Task, c)
+		if err != nil {
+			s.Offers.Add(unready, 1)
+			return nil
+		}
+		if queue[0].Task = task; task.State == jobs.TaskEnded || task.Phase == jobs.PhaseProving {
+			return nil
+		}
+	}
+	for i := range queue {
+		if o := s.offer(ctx, &queue[i], c); o != nil {
+			return o
+		}
+	}
+	return nil
+}
+
+// see applies a check to a running task.
+func (s *Service) see(ctx context.Context, t *jobs.Task, c *Check) (jobs.Task, error) {
+	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
+	return s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+		step.See(&seen)
+		return nil
+	})
+}
+
+// deviceCheck is what a check says for the rules. Details that cannot be read leave the hardware empty.
+func deviceCheck(f *devices.Facts, details string, address netip.Addr, webSocket bool) jobs.DeviceCheck {
+	c := jobs.DeviceCheck{ELF: f.ELF, Board: f.Board, From: addressText(address), WebSocket: webSocket}
+	d := devices.ParseDetails(details)
+	if d.Unreadable {
+		return c
+	}
+	table := sha256.New()
+	fmt.Fprint(table, d.Table)
+	c.Hardware = fmt.Sprintf("%s %d %d %x", f.Chip, d.Chip.Revision, d.FlashSize, table.Sum(nil)[:8])
+	if d.Display.Width > 0 {
+		c.Display = fmt.Sprintf("%dx%d", d.Display.Width, d.Display.Height)
+	}
+	return c
+}
+
+func addressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.Unmap().String()
+}
+
+// Errors of a step that changes nothing.
+var (
+	errWait  = errors.New("the task may not begin now")
+	errTaken = errors.New("all places of downloads are taken")
+)
+
+// offer counts an offer for a task, if the device may get the image now.
+func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
+	now, f := s.Store.Now(), q.Job.Spec.Action.Firmware
+	early := jobs.Step{Job: &q.Job, Task: &q.Task, Now: now}
+	if f == nil || c.Activation || !s.MayBegin() || !early.Runs() && !early.MayBegin(true) {
+		s.Offers.Add(waiting, 1)
+		return nil
+	}
+	v := devices.View{Device: devices.Device{ID: c.Device, Facts: c.Facts, Admission: devices.AdmissionMember}}
+	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, c.Details, func(newest devices.DeviceImage) bool {
+		return newest.ELF == c.Facts.ELF && (newest.SeenTwice || newest.At.Before(c.Begun))
+	})
+	if err == nil && o.Verdict == preflight.Fit {
+		err = s.ready(ctx, o.ID)
+	}
+	if err != nil {
+		s.Offers.Add(unready, 1)
+		return nil
+	}
+	no := s.MayAct(ctx, q.Job.Owner, c.Device)
+	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
+	token, result := tokenOf(&q.Task), waiting
+	fresh := token
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
+	defer cancel()
+	_, err = s.Store.Step(ctx, q.Task.Job, c.Device, func(step *jobs.Step, ahead bool) error {
+		again := step.Runs() && step.CanRepeat()
+		if token = fresh; again {
+			token = step.Rollout().Token
+		}
+		switch {
+		case no != nil:
+			forbid(step, no)
+			return nil
+		case !step.Runs() && (ahead || !step.MayBegin(true)):
+			return errWait
+		case step.Runs() && !step.MayOffer():
+			step.GiveBack()
+			return nil
+		case o.Verdict != preflight.Fit:
+			result = apply(step, &o.Judgment)
+			return nil
+		case !s.places.take(token, seen.From):
+			result = crowded
+			step.GiveBack()
+			return nil
+		}
+		step.Device(&seen, o.ELF, o.Foreign, o.Single)
+		if again {
+			result = repeated
+			step.OfferAgain()
+			return nil
+		}
+		result = offered
+		step.Offer(token, seen.From, o.Size)
+		return nil
+	})
+	if err != nil && !errors.Is(err, errWait) {
+		result = unready
+	}
+	s.Offers.Add(result, 1)
+	if result != offered && result != repeated {
+		s.places.release(fresh)
+		return nil
+	}
+	return &Offer{Version: o.Version, URL: s.URL + token, Force: o.Force}
+}
+
+// forbid refuses a task whose owner may not have it done, or halts its job if the owner's key has ended.
+func forbid(step *jobs.Step, no *devices.Error) {
+	switch no.Code {
+	case devices.CodeForbidden:
+		step.Refuse(string(no.Code), no.Detail)
+	case devices.CodeUnauthorized:
+		step.GiveBack()
+		step.Job.Halt(jobs.ReasonKey)
+	default: // it is not known yet
+		step.GiveBack()
+	}
+}
+
+// apply ends a task, or leaves it waiting, by a judgment other than fit.
+func apply(step *jobs.Step, j *preflight.Judgment) (result string) {
+	switch j.Verdict {
+	case preflight.Already:
+		step.Already()
+	case preflight.Blocked:
+		step.Refuse(j.Code, j.Text)
+		return refused
+	default:
+		step.GiveBack()
+	}
+	return waiting
+}
+
+// ready reports whether this node has an image, which it fetches first.
+func (s *Service) ready(ctx context.Context, image string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
+	defer cancel()
+	file, err := s.Images.File(ctx, image)
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+// tokenOf returns a new token: the task that it is of, and a secret. Its row has the token, so that it is valid until the task ends, whatever
+// becomes of the fleet's secret.
+func tokenOf(t *jobs.Task) string {
+	return t.Device.Token() + "-" + t.Job + "-" + strings.ToLower(rand.Text())
+}
+
+// parseToken returns the task that a token is of.
+func parseToken(token string) (device devices.ID, job string, ok bool) {
+	parts := strings.Split(token, "-")
+	n := len(parts) - 2 // an id may have dashes
+	if n < 1 {
+		return "", "", false
+	}
+	device, err := devices.ParseID(strings.Join(parts[:n], "-"))
+	return device, parts[n], err == nil && jobs.IsID(parts[n])
+}
+
+// Restart begins a waiting task whose device is connected here, by having the device told to restart. send sends that, after a last
+// permission. It reports when to look at the task again; zero: whoever moves it on next does.
+func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, send func(permit func() error) error) (again time.Duration) {
+	f := job.Spec.Action.Firmware
+	ctx, cancel := context.WithTimeout(ctx, stepTime)
+	defer cancel()
+	v, err := s.Fleet.Get(ctx, id)
+	if err != nil {
+		return retryWait
+	}
+	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, "", func(newest devices.DeviceImage) bool { return true }) // the check that follows is the second
+	if err == nil && o.Verdict == preflight.Fit {
+		err = s.ready(ctx, o.ID)
+	}
+	if err != nil {
+		s.Log.Warn("a firmware task cannot begin: the database or the image is not at hand; it is tried again", "job", job.ID, "device", id, "error", err)
+		return 10 * retryWait
+	}
+	unconfirmed, err := s.Unconfirmed(ctx, &v)
+	if err != nil || unconfirmed {
+		return 10 * retryWait
+	}
+	seen := deviceCheck(&v.Device.Facts, o.Details, netip.Addr{}, false)
+	called, no := false, s.MayAct(ctx, job.Owner, id)
+	_, err = s.Store.Step(ctx, job.ID, id, func(step *jobs.Step, ahead bool) error {
+		called = false
+		switch {
+		case no != nil:
+			forbid(step, no)
+			return nil
+		case ahead || !step.MayBegin(false) || !s.MayBegin():
+			return errWait
+		case o.Verdict != preflight.Fit:
+			apply(step, &o.Judgment)
+			return nil
+		}
+		step.Device(&seen, o.ELF, o.Foreign, o.Single)
+		step.Rollout().Catalog = catalogText(&v)
+		step.Call()
+		called = true
+		return nil
+	})
+	if errors.Is(err, errWait) || err != nil || !called {
+		return retryWait
+	}
+	asked := time.Now()
+	permitted := false
+	err = send(func() error {
+		if time.Since(asked) > stepTime || !s.MayBegin() {
+			return errWait
+		}
+		permitted = true
+		return nil
+	})
+	if err == nil || permitted { // its bytes may have left
+		s.called.add(id)
+		return 0
+	}
+	s.step(job.ID, id, func(step *jobs.Step) { step.NotCalled(step.Now.Add(retryWait)) })
+	return retryWait
+}
+
+func catalogText(v *devices.View) string {
+	if v.Presence.Partial {
+		return ""
+	}
+	return v.Presence.Catalog.String()
+}
+
+// Unconfirmed reports whether the device has a new image that it may not have confirmed: a restart would undo the upgrade.
+func (s *Service) Unconfirmed(ctx context.Context, v *devices.View) (bool, error) {
+	marks, err := s.Store.Marks(ctx, []devices.ID{v.Device.ID})
+	since := marks[v.Device.ID].Unconfirmed
+	return !since.IsZero() && !v.Device.CheckedAt.After(since), err
+}
+
+// MayRestart returns why a device must not restart now, or nil. Without the database that is not known, and nobody restarts it.
+func (s *Service) MayRestart(ctx context.Context, id devices.ID) *devices.Error {
+	ctx, cancel := context.WithTimeout(ctx, stepTime)
+	defer cancel()
+	marks, err := s.Store.Marks(ctx, []devices.ID{id})
+	if err == nil && marks[id].Unconfirmed.IsZero() {
+		return nil
+	}
+	v, no := s.Fleet.Get(ctx, id)
+	if err = errors.Join(err, no); err != nil {
+		return devices.Errorf(devices.CodeUnavailable, "the database does not say whether the device has confirmed its firmware image; repeat the restart later")
+	}
+	if unconfirmed, _ := s.Unconfirmed(ctx, &v); unconfirmed {
+		return devices.Errorf(jobs.CodeUnconfirmed, "the device has a new firmware image and has made no OTA check with it yet: a restart would bring the former image back; wait until it has checked in")
+	}
+	return nil
+}
+
+// step makes a step of the task of a device that nobody waits for, again and again until the database takes it, for some time.
+func (s *Service) step(job string, id devices.ID, f func(*jobs.Step)) (task jobs.Task, err error) {
+	for begun := time.Now(); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), stepTime)
+		task, err = s.Store.Step(ctx, job, id, func(step *jobs.Step, _ bool) error {
+			f(step)
+			return nil
+		})
+		cancel()
+		if err == nil || errors.Is(err, devices.ErrNotFound) || time.Since(begun) > patience {
+			return task, err
+		}
+		time.Sleep(retryWait)
+	}
+}
+
+// patience is how long a step is tried again while the database is away. The periodic work finds later what it would have said.
+const patience = 2 * time.Minute
+
+// Expire ends the phases whose time has passed. What a check has said meanwhile, which no step could be made of, counts first.
+func (s *Service) Expire(ctx context.Context) error {
+	list, err := s.Store.Overdue(ctx, overdue)
+	for i := range list {
+		t := &list[i]
+		var seen *jobs.DeviceCheck
+		if t.Phase != jobs.PhaseProving {
+			if seen, err = s.last(ctx, t); err != nil {
+				return err
+			}
+		}
+		_, err := s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+			if step.Task.LimitAt.After(step.Now) {
+				return errWait
+			}
+			if seen != nil && step.Runs() {
+				step.See(seen)
+				return nil
+			}
+			step.Expire()
+			return nil
+		})
+		if err != nil && !errors.Is(err, errWait) && !errors.Is(err, devices.ErrNotFound) {
+			return err
+		}
+	}
+	return err
+}
+
+// last returns what a device said at its last check, if that was after its task was offered the image and showed it.
+func (s *Service) last(ctx context.Context, t *jobs.Task) (*jobs.DeviceCheck, error) {
+	v, err := s.Fleet.Get(ctx, t.Device)
+	if err != nil || t.Rollout == nil || v.Device.ELF != t.Target || v.Device.CheckedAt.Before(t.BegunAt) {
+		if devices.AsError(orEmpty(err)).Code == devices.CodeDeviceUnknown {
+			err = nil
+		}
+		return nil, err
+	}
+	c := jobs.DeviceCheck{ELF: v.Device.ELF, Board: v.Device.Board, Hardware: t.Rollout.Hardware, Display: t.Rollout.Display}
+	return &c, nil
+}
+
+func orEmpty(err error) error {
+	if err == nil {
+		return &devices.Error{}
+	}
+	return err
+}
+
+// Connected implements session.Lifecycle: a device that connects without a check has refused the image, or its download broke.
+func (s *Service) Connected(id devices.ID, _ string) {
+	s.called.remove(id)
+	s.look(id, false)
+}
+
+// Ready implements session.Lifecycle: the device's tools are known.
+func (s *Service) Ready(id devices.ID, _ string) { s.look(id, true) }
+
+// Gone implements session.Lifecycle.
+func (s *Service) Gone(id devices.ID, _ string, _ devices.CloseReason) { s.called.remove(id) }
+
+// CheckedIn implements session.Lifecycle.
+func (s *Service) CheckedIn(devices.Check) {}
+
+func (s *Service) look(id devices.ID, ready bool) {
+	if !s.Active() {
+		return
+	}
+	s.tasks.Run(func() {
+		for begun := time.Now(); time.Since(begun) < patience && s.tasks.Context().Err() == nil; time.Sleep(retryWait) {
+			if err := s.connected(s.tasks.Context(), id, ready); err == nil {
+				return
+			}
+		}
+	})
+}
+
+// connected moves the running task of a device on that has connected; with ready, its tools are known.
+func (s *Service) connected(ctx context.Context, id devices.ID, ready bool) error {
+	queue, err := s.Store.Rolling(ctx, id)
+	if err != nil || len(queue) == 0 || queue[0].Task.State != jobs.TaskRunning {
+		return err
+	}
+	t := queue[0].Task
+	seen, err := s.last(ctx, &t)
+	if err != nil {
+		return err
+	}
+	if t.Phase != jobs.PhaseProving || t.Rollout.Gate == jobs.GateConnect {
+		if t, err = s.Store.Step(ctx, t.Job, id, func(step *jobs.Step, _ bool) error {
+			if seen != nil && step.Runs() && step.Task.Phase != jobs.PhaseProving {
+				step.See(seen) // the step of its check could not be made
+			}
+			step.Connect()
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if !ready || t.Phase != jobs.PhaseProving {
+		return nil
+	}
+	if t.Rollout.Gate == jobs.GateTools {
+		lost, err := s.lostTools(ctx, id, &queue[0].Job, &t)
+		if err != nil {
+			return err
+		}
+		if t, err = s.gate(ctx, &t, jobs.GateTools, lost); err != nil {
+			return err
+		}
+	}
+	if t.Phase != jobs.PhaseProving || t.Rollout.Gate != jobs.GateStatus {
+		return nil
+	}
+	no := ""
+	if r, err := s.Fleet.CallTool(ctx, devices.ToolCall{Device: id, Tool: statusTool, Principal: asJob, Job: t.Job}); err != nil {
+		no = devices.AsError(err).Detail
+	} else if r.IsError {
+		no = "the tool reported an error"
+	}
+	if no != "" {
+		no = statusTool + ": " + no
+	}
+	_, err = s.gate(ctx, &t, jobs.GateStatus, no)
+	return err
+}
+
+// gate notes that a device has passed a gate, or why it has not.
+func (s *Service) gate(ctx context.Context, t *jobs.Task, gate, no string) (jobs.Task, error) {
+	return s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+		if no != "" {
+			step.FailGate(gate, no)
+			return nil
+		}
+		step.Pass(gate)
+		return nil
+	})
+}
+
+// lostTools returns which of its former tools the device lacks, as a sentence; empty: none that matters.
+func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *jobs.Task) (string, error) {
+	v, err := s.Fleet.Get(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	if v.Presence.Partial || v.Presence.Catalog == (devices.Hash{}) {
+		return "the device did not list all its tools", nil
+	}
+	h, err := devices.ParseHash(t.Rollout.Catalog)
+	if err != nil || h == (devices.Hash{}) || h == v.Presence.Catalog {
+		return "", err
+	}
+	before, err := s.Fleet.Catalog(ctx, h)
+	if errors.Is(err, devices.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	after, err := s.Fleet.Catalog(ctx, v.Presence.Catalog)
+	if err != nil {
+		return "", err
+	}
+	if missing := missingTools(before, after, j.Spec.Action.Firmware.MayLose); len(missing) > 0 {
+		return "the device lacks tools that it had: " + strings.Join(missing, ", ") + "; name them in may_lose if that is meant", nil
+	}
+	return "", nil
+}
+
+// Changed corrects the task of a device that shows another image than before: it may be one that was given up.
+func (s *Service) Changed(c devices.ImageChange) {
+	s.tasks.Run(func() {
+		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
+		defer cancel()
+		t, err := s.Store.Correctable(ctx, c.Device, c.To.ELF)
+		if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
+			return
+		}
+		s.step(t.Job, t.Device, func(step *jobs.Step) {
+			if step.Task.Fence == t.Fence {
+				step.Correct()
+			}
+		})
+	})
+}

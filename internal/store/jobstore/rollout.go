@@ -1,0 +1,216 @@
+package jobstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"fleetd/internal/clock"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+// Step implements jobs.Store.
+func (s *Store) Step(ctx context.Context, id string, device devices.ID, f func(s *jobs.Step, ahead bool) error) (task jobs.Task, err error) {
+	err = s.transact(ctx, "moving a firmware task on", func(ctx context.Context, t *transaction) error {
+		all, err := t.lock(ctx, []string{id})
+		if err != nil {
+			return err
+		}
+		j := all[id]
+		if j == nil {
+			return database.Rule(fmt.Errorf("job %s: %w", id, devices.ErrNotFound))
+		}
+		k := key{id, device, j.Round}
+		found, err := t.tasks(ctx, []key{k})
+		if err != nil {
+			return err
+		}
+		if found[k] == nil {
+			return database.Rule(fmt.Errorf("job %s has no task of device %s: %w", id, device, devices.ErrNotFound))
+		}
+		step := jobs.Step{Job: &j.Job, Task: found[k], Now: t.now}
+		before := *found[k]
+		var loaded int64
+		var gate string
+		if before.Rollout != nil {
+			loaded, gate = before.Rollout.Bytes, before.Rollout.Gate
+		}
+		ahead := false
+		if before.State == jobs.TaskWaiting {
+			if ahead, err = t.isAhead(ctx, all, &before); err != nil {
+				return err
+			}
+		}
+		if err := f(&step, ahead); err != nil {
+			return database.Rule(err)
+		}
+		if before.State != step.Task.State && step.Task.State == jobs.TaskRunning {
+			if err := t.countBegin(ctx); err != nil {
+				return err
+			}
+		}
+		if before.State != jobs.TaskEnded && step.Task.State != jobs.TaskRunning && (step.Task.State == jobs.TaskEnded || before.State == jobs.TaskRunning) {
+			t.ended = append(t.ended, *step.Task)
+		}
+		if _, err := taskEnds.Write(ctx, t.tx, t.db, [][]any{endValues(step.Task)}); err != nil {
+			return conflictOf(t, err)
+		}
+		if err := t.mark(ctx, &step); err != nil {
+			return err
+		}
+		t.touch(j)
+		_, err = t.write(ctx, all)
+		task = *step.Task
+		if r := task.Rollout; err == nil && r != nil && (task.Phase != before.Phase || r.Bytes != loaded || r.Gate != gate) {
+			t.changed[len(t.changed)-1].Stepped = &task
+		}
+		return err
+	})
+	return task, err
+}
+
+// isAhead reports whether another task of the device runs, or is due before this one.
+func (t *transaction) isAhead(ctx context.Context, all map[string]*locked, task *jobs.Task) (bool, error) {
+	running, err := database.Collect(ctx, t.tx, scanText, `SELECT r.job FROM tasks r WHERE r.device = $1 AND r.state = 'running'`, string(task.Device))
+	if err != nil || len(running) > 0 {
+		return true, err
+	}
+	first, err := t.firstDue(ctx, all, []string{string(task.Device)})
+	return len(first) > 0 && (first[0].Seq < task.Seq || first[0].Seq == task.Seq && first[0].Job < task.Job), err
+}
+
+// mark writes what a step says about its device.
+func (t *transaction) mark(ctx context.Context, s *jobs.Step) error {
+	const insert = `INSERT INTO firmware_devices (device, barred_until, reason, unconfirmed_at) VALUES ($1, $2, $3, $4) ON CONFLICT (device) DO UPDATE SET `
+	if s.Flashed {
+		if _, err := t.exec(ctx, insert+`unconfirmed_at = excluded.unconfirmed_at`, string(s.Task.Device), int64(0), "", clock.Micros(t.now)); err != nil {
+			return err
+		}
+	}
+	if s.Bar == "" {
+		return nil
+	}
+	_, err := t.exec(ctx, insert+`barred_until = excluded.barred_until, reason = excluded.reason`, string(s.Task.Device), clock.Micros(t.now.Add(jobs.BarTime)), database.Clean(s.Bar), int64(0))
+	return err
+}
+
+// Rolling implements jobs.Store.
+func (s *Store) Rolling(ctx context.Context, device devices.ID) ([]jobs.Queued, error) {
+	list, err := s.queue(ctx, device, ` AND j.action = 'firmware'`)
+	if i := slices.IndexFunc(list, func(q jobs.Queued) bool { return q.Task.State == jobs.TaskRunning }); i >= 0 {
+		list = list[i : i+1]
+	}
+	return list, err
+}
+
+// Overdue implements jobs.Store.
+func (s *Store) Overdue(ctx context.Context, limit int) ([]jobs.Task, error) {
+	return read(ctx, s, "looking for firmware tasks that stand still", scanOne,
+		`SELECT `+taskNames+` FROM tasks t WHERE t.phase <> '' AND t.limit_at <= $1 ORDER BY t.limit_at LIMIT $2`, clock.Micros(s.Now()), int64(limit))
+}
+
+// Correctable implements jobs.Store.
+func (s *Store) Correctable(ctx context.Context, device devices.ID, elf string) (jobs.Task, error) {
+	list, err := read(ctx, s, "looking for the firmware task of an image", scanOne,
+		`SELECT `+taskNames+` FROM tasks t WHERE t.device = $1 AND t.elf_target = $2 AND t.elf_target <> '' AND t.state = 'ended' ORDER BY t.ended_at DESC LIMIT 1`, string(device), elf)
+	if err == nil && len(list) == 0 {
+		err = devices.ErrNotFound
+	}
+	if err != nil {
+		return jobs.Task{}, err
+	}
+	return list[0], nil
+}
+
+// Supersede implements jobs.Store.
+func (s *Store) Supersede(ctx context.Context, id string, ids []devices.ID) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	names := make([]string, len(ids))
+	for i, device := range ids {
+		names[i] = string(device)
+	}
+	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", names)
+	from := ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.state = 'waiting' AND j.action = 'firmware' AND t.job < $1 AND ` + condition
+	older, err := read(ctx, s, "looking for older firmware tasks", scanText, `SELECT DISTINCT t.job`+from, id, arg)
+	if err != nil || len(older) == 0 { // most of the time there are none: then nobody waits for a transaction
+		return err
+	}
+	return s.transact(ctx, "superseding firmware tasks", func(ctx context.Context, t *transaction) error {
+		all, err := t.lock(ctx, older)
+		if err != nil {
+			return err
+		}
+		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+from, id, arg)
+		if err != nil {
+			return err
+		}
+		list = slices.DeleteFunc(list, func(task jobs.Task) bool { return all[task.Job] == nil })
+		return t.endWaiting(ctx, all, list, jobs.Superseded, "")
+	})
+}
+
+// changed selects the tasks whose devices the job has changed, or may have.
+const changed = ` FROM tasks t WHERE t.job = $1 AND t.elf_target <> '' AND t.elf_before <> t.elf_target AND (t.state = 'running' OR t.outcome IN ('ok', 'failed', 'unknown'))`
+
+// Changed implements jobs.Store.
+func (s *Store) Changed(ctx context.Context, id string) (map[string]int64, error) {
+	out := map[string]int64{}
+	_, err := read(ctx, s, "counting what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
+		var before string
+		var n int64
+		err = scan(&before, &n)
+		out[before] = n
+		return none, err
+	}, `SELECT t.elf_before, count(*)`+changed+` GROUP BY t.elf_before`, id)
+	return out, err
+}
+
+// ChangedOf implements jobs.Store.
+func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map[devices.ID]string, error) {
+	names := make([]string, len(ids))
+	for i, device := range ids {
+		names[i] = string(device)
+	}
+	out := map[devices.ID]string{}
+	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", names)
+	_, err := read(ctx, s, "reading what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
+		var device devices.ID
+		var before string
+		err = scan(&device, &before)
+		out[device] = before
+		return none, err
+	}, `SELECT t.device, t.elf_before`+changed+` AND `+condition, id, arg)
+	return out, err
+}
+
+// Marks implements jobs.Store.
+func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]jobs.Mark, error) {
+	names := make([]string, len(ids))
+	for i, device := range ids {
+		names[i] = string(device)
+	}
+	out := map[devices.ID]jobs.Mark{}
+	condition, arg := database.IDSet(s.db.Postgres(), "device", "$1", names)
+	_, err := read(ctx, s, "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
+		var device devices.ID
+		var m jobs.Mark
+		var barred, unconfirmed int64
+		err = scan(&device, &barred, &m.Reason, &unconfirmed)
+		m.BarredUntil, m.Unconfirmed = clock.Instant(barred), clock.Instant(unconfirmed)
+		out[device] = m
+		return none, err
+	}, `SELECT device, barred_until, reason, unconfirmed_at FROM firmware_devices WHERE `+condition, arg)
+	return out, err
+}
+
+// Unbar implements jobs.Store.
+func (s *Store) Unbar(ctx context.Context, id devices.ID) error {
+	return s.transact(ctx, "lifting a bar", func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `UPDATE firmware_devices SET barred_until = 0, reason = '' WHERE device = $1`, string(id))
+		return err
+	})
+}

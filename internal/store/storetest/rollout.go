@@ -1,0 +1,256 @@
+package storetest
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+)
+
+// imageID is the image of the firmware jobs of these tests.
+var imageID = strings.Repeat("ab", 32)
+
+// rollout creates a firmware job for the devices 1 to n, without stages.
+func (f *jobFleet) rollout(t testing.TB, n int, change func(s *api.JobSpec)) jobs.Job {
+	t.Helper()
+	return f.create(t, n, func(s *api.JobSpec) {
+		s.Action = api.JobAction{Firmware: &api.JobFirmware{Image: imageID}}
+		s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}}
+		s.Stop = &api.JobStop{Failed: 1000}
+		if change != nil {
+			change(s)
+		}
+	})
+}
+
+// step makes a step that must succeed.
+func (f *jobFleet) step(t testing.TB, j *jobs.Job, n int, do func(*jobs.Step)) jobs.Task {
+	t.Helper()
+	task, err := f.stores[0].Step(t.Context(), j.ID, mac(n), func(s *jobs.Step, _ bool) error {
+		do(s)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.check(t)
+	return task
+}
+
+var formerCheck = &jobs.DeviceCheck{ELF: "old", Board: "b", Hardware: "h", From: "192.0.2.7"}
+
+func offer(s *jobs.Step) {
+	s.Device(formerCheck, "new", false, false)
+	s.Offer("token", "192.0.2.7", 100)
+}
+
+func flash(s *jobs.Step) {
+	s.Fetch("192.0.2.7")
+	s.Loaded(100)
+}
+
+// testSteps: what a step says of a task and its job is in the rows, and no other work takes a firmware task for its own.
+func testSteps(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.rollout(t, 3, nil)
+	task := f.step(t, &j, 1, offer)
+	if task.State != jobs.TaskRunning || task.Phase != jobs.PhaseOffered || task.Rollout.Offers != 1 || task.Target != "new" || task.Before != "old" || task.Attempt != 1 {
+		t.Fatalf("%+v %+v", task, task.Rollout)
+	}
+	if got := f.job(t, j.ID); got.Counts.Running != 1 || got.Started != 1 {
+		t.Errorf("%+v", got)
+	}
+	queue, err := s.Rolling(t.Context(), mac(1))
+	if err != nil || len(queue) != 1 || queue[0].Task.Rollout.Token != "token" || queue[0].Job.ID != j.ID || !queue[0].Task.LimitAt.Equal(task.LimitAt) {
+		t.Fatalf("%+v, %v", queue, err)
+	}
+	if ended, _, err := s.LoseRunning(t.Context(), "nobody", 10); err != nil || len(ended) != 0 {
+		t.Errorf("a firmware task is lost with a process: %+v, %v", ended, err)
+	}
+	if begun := f.begin(t, "a", candidates(&j, mac(1))...); len(begun) != 0 {
+		t.Error("a firmware task begins twice")
+	}
+	nothing := errors.New("no")
+	if _, err := s.Step(t.Context(), j.ID, mac(1), func(step *jobs.Step, _ bool) error {
+		step.Fetch("192.0.2.7")
+		return nothing
+	}); !errors.Is(err, nothing) {
+		t.Errorf("the error of a step: %v", err)
+	}
+	if queue, _ := s.Rolling(t.Context(), mac(1)); queue[0].Task.Phase != jobs.PhaseOffered {
+		t.Error("a step with an error is written")
+	}
+	for _, unknown := range []struct {
+		job string
+		n   int
+	}{{j.ID, 99}, {"01m8fe8yckp9p1p4wn2q", 1}} {
+		if _, err := s.Step(t.Context(), unknown.job, mac(unknown.n), func(*jobs.Step, bool) error { return nil }); !errors.Is(err, devices.ErrNotFound) {
+			t.Errorf("%+v: %v", unknown, err)
+		}
+	}
+	if marks, err := s.Marks(t.Context(), macs(1, 3)); err != nil || len(marks) != 0 {
+		t.Errorf("%+v, %v", marks, err)
+	}
+	f.step(t, &j, 1, flash)
+	if marks, err := s.Marks(t.Context(), macs(1, 3)); err != nil || marks[mac(1)].Unconfirmed.IsZero() || !marks[mac(1)].BarredUntil.IsZero() {
+		t.Errorf("after a flash: %+v, %v", marks, err)
+	}
+	if list, err := s.Overdue(t.Context(), 10); err != nil || len(list) != 0 {
+		t.Errorf("overdue: %+v, %v", list, err)
+	}
+	f.step(t, &j, 1, func(step *jobs.Step) { step.Task.LimitAt = step.Now.Add(-time.Second) })
+	if list, err := s.Overdue(t.Context(), 10); err != nil || len(list) != 1 || list[0].Device != mac(1) {
+		t.Errorf("overdue: %+v, %v", list, err)
+	}
+	lost := f.step(t, &j, 1, func(step *jobs.Step) { step.Expire() })
+	if lost.Outcome != jobs.Failed || lost.Code != jobs.CodeLost || lost.Phase != jobs.PhaseNone {
+		t.Errorf("%+v", lost)
+	}
+	found, err := s.Correctable(t.Context(), mac(1), "new")
+	if err != nil || found.Job != j.ID {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	f.step(t, &j, 1, func(step *jobs.Step) { step.Correct() })
+	if got := f.job(t, j.ID); got.Counts.Of(jobs.OK) != 1 || got.Counts.Of(jobs.Failed) != 0 {
+		t.Errorf("corrected: %+v", got.Counts)
+	}
+	if _, err := s.Correctable(t.Context(), mac(1), "other"); !errors.Is(err, devices.ErrNotFound) {
+		t.Errorf("another image: %v", err)
+	}
+	// Two flashes without the image bar the device until somebody lifts that.
+	for range 2 {
+		f.step(t, &j, 2, func(step *jobs.Step) {
+			if step.Task.Rollout != nil {
+				step.Task.Rollout.OfferAfter = time.Time{}
+			}
+			offer(step)
+		})
+		f.step(t, &j, 2, flash)
+		f.step(t, &j, 2, func(step *jobs.Step) { step.See(formerCheck) })
+	}
+	marks, err := s.Marks(t.Context(), macs(2, 2))
+	if m := marks[mac(2)]; err != nil || !m.BarredUntil.After(s.Now()) || m.Reason == "" || m.Unconfirmed.IsZero() {
+		t.Errorf("%+v, %v", marks, err)
+	}
+	if err := s.Unbar(t.Context(), mac(2)); err != nil {
+		t.Fatal(err)
+	}
+	if marks, _ := s.Marks(t.Context(), macs(2, 2)); !marks[mac(2)].BarredUntil.IsZero() || marks[mac(2)].Unconfirmed.IsZero() {
+		t.Errorf("after it was lifted: %+v", marks)
+	}
+	byBefore, err := s.Changed(t.Context(), j.ID)
+	if err != nil || byBefore["old"] != 2 || len(byBefore) != 1 {
+		t.Errorf("%+v, %v", byBefore, err)
+	}
+	of, err := s.ChangedOf(t.Context(), j.ID, macs(1, 3))
+	if err != nil || len(of) != 2 || of[mac(1)] != "old" {
+		t.Errorf("%+v, %v", of, err)
+	}
+}
+
+// testStepsInOrder: a firmware task begins after the older tasks of its device, and a newer firmware job replaces what waits.
+func testStepsInOrder(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	call := f.create(t, 1, nil)
+	j := f.rollout(t, 2, nil)
+	ahead := func(n int) (is bool) {
+		t.Helper()
+		nothing := errors.New("no")
+		if _, err := s.Step(t.Context(), j.ID, mac(n), func(_ *jobs.Step, before bool) error {
+			is = before
+			return nothing
+		}); !errors.Is(err, nothing) {
+			t.Fatal(err)
+		}
+		return is
+	}
+	if !ahead(1) || ahead(2) {
+		t.Error("the older task of a device is not ahead, or one of another is")
+	}
+	task := f.begin(t, "a", candidates(&call, mac(1))...)[0]
+	if !ahead(1) {
+		t.Error("the task that runs is not ahead")
+	}
+	f.end(t, task, nil)
+	if ahead(1) {
+		t.Error("a task that has ended is ahead")
+	}
+	f.step(t, &j, 2, offer)
+	newer := f.rollout(t, 2, nil)
+	if err := s.Supersede(t.Context(), newer.ID, macs(1, 2)); err != nil {
+		t.Fatal(err)
+	}
+	f.check(t)
+	if got := f.job(t, j.ID).Counts; got.Of(jobs.Superseded) != 1 || got.Running != 1 {
+		t.Errorf("%+v", got)
+	}
+	if got := f.job(t, newer.ID).Counts; got.Waiting != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// testStepsTogether: three nodes that see checks of the same devices at once begin at most as many tasks as may run, each once.
+func testStepsTogether(t *testing.T, f *jobFleet) {
+	const n, together = 20, 5
+	j := f.rollout(t, n, func(s *api.JobSpec) { s.Pace = &api.JobPace{Rate: jobs.RateUnlimited, Concurrency: together} })
+	var wait sync.WaitGroup
+	errWait := errors.New("wait")
+	for _, s := range f.stores {
+		wait.Go(func() {
+			for i := 1; i <= n; i++ {
+				_, err := s.Step(t.Context(), j.ID, mac(i), func(step *jobs.Step, ahead bool) error {
+					if ahead || !step.MayBegin(true) {
+						return errWait
+					}
+					offer(step)
+					return nil
+				})
+				if err != nil && !errors.Is(err, errWait) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	f.check(t)
+	if got := f.job(t, j.ID); got.Counts.Running != together {
+		t.Errorf("%d run, want %d", got.Counts.Running, together)
+	}
+}
+
+// testGroups: the jobs of a release are created together or not at all, and a repeated request returns them.
+func testGroups(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	list := []jobs.Job{f.prepared(t, nil), f.prepared(t, nil)}
+	for i := range list {
+		list[i].State, list[i].Group = jobs.Scheduled, list[0].ID
+	}
+	list[0].Key, list[0].Hash = "k", "h"
+	stored, again, err := s.CreateGroup(t.Context(), list)
+	if err != nil || again || len(stored) != 2 || stored[1].Group != list[0].ID {
+		t.Fatalf("%+v, %t, %v", stored, again, err)
+	}
+	other := []jobs.Job{f.prepared(t, nil), f.prepared(t, nil)}
+	for i := range other {
+		other[i].State, other[i].Group = jobs.Scheduled, other[0].ID
+	}
+	other[0].Key, other[0].Hash = "k", "h"
+	if _, err := s.Repeated(t.Context(), "owner", "k", "h"); err != nil {
+		t.Error(err)
+	}
+	if _, again, err = s.CreateGroup(t.Context(), other); err != nil || !again {
+		t.Errorf("repeated: %t, %v", again, err)
+	}
+	if found, _, err := s.Jobs(t.Context(), jobs.Filter{Group: list[0].ID, Limit: 10}); err != nil || len(found) != 2 {
+		t.Errorf("%d jobs of the group, %v", len(found), err)
+	}
+	other[0].Hash = "another"
+	if _, _, err := s.CreateGroup(t.Context(), other); !errors.Is(err, jobs.ErrConflict) {
+		t.Errorf("another body: %v", err)
+	}
+}
