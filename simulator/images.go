@@ -12,11 +12,13 @@ import (
 // imageOptions say which firmware files to write in place of running devices.
 type imageOptions struct {
 	dir, version, ota string
+	size              int
 }
 
 func (o *imageOptions) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.dir, "images", "", "write an application image and the zip of a release for each profile into `DIR`, and end")
 	fs.StringVar(&o.version, "image-version", "", "`version` of these images; empty: that of the profile")
+	fs.IntVar(&o.size, "image-size", 0, "`bytes` that these images have at least")
 	fs.StringVar(&o.ota, "image-ota", "", "OTA `URL` built into these images; empty: that of --ota")
 }
 
@@ -26,6 +28,7 @@ func writeImages(o *options, stdout io.Writer) error {
 		return fmt.Errorf("--images: %w", err)
 	}
 	for _, p := range o.Profiles {
+		p.ImageSize = o.images.size
 		version, ota := cmp.Or(o.images.version, p.Version()), cmp.Or(o.images.ota, o.OTA)
 		name, release, err := p.Release(version, ota)
 		if err != nil {

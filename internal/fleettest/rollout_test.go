@@ -138,7 +138,7 @@ func TestRolloutFaults(t *testing.T) {
 	}
 	node.AwaitReady(t, each*len(faults))
 	node.AwaitStored(t)
-	node.add(t, programs.images(t, node.Info.OTA, "fw-2.4", "2.9.0")...)
+	node.add(t, programs.images(t, node.Info.OTA, "fw-2.4", "2.9.0", "--image-size", "1000000")...)
 	for i := range faults {
 		f := &faults[i]
 		out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=02:f1:ee:0"+string(rune('1'+i))+":*", "--stay", "1m", "--yes", "--json")

@@ -492,9 +492,10 @@ func (s *Step) Expire() {
 	}
 }
 
-// Correct moves an ended task to ok when a later check shows its image after all. It never continues a halted job.
+// Correct moves an ended task to ok when a later check shows its image after all: what was wrong is that the device had not come back with
+// it. It never continues a halted job.
 func (s *Step) Correct() {
-	if t := s.Task; t.State == TaskEnded && (t.Outcome == Failed || t.Outcome == Unknown) && t.Rollout != nil && t.Rollout.Flashes > 0 {
+	if t := s.Task; t.State == TaskEnded && (t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code) || t.Outcome == Unknown) {
 		s.Job.Correct(t, OK)
 		t.Outcome, t.Code, t.Detail, t.Late = OK, "", "", true
 	}

@@ -191,6 +191,7 @@ func TestRollout(t *testing.T) {
 		{"the device refuses it", nil, []string{"call", "check", "get", "all", "connect"}, "waiting, halted stop"},
 		{"lost", nil, []string{"call", "check", "get", "all", "wait 16m", "expire"}, "failed lost, halted stop"},
 		{"lost, and there after all", nil, []string{"call", "check", "get", "all", "wait 16m", "expire", "correct"}, "ok, halted stop"},
+		{"the wrong board, and there", nil, []string{"call", "check", "get", "all", "see board", "correct"}, "failed board_changed, halted board_changed"},
 		{"another board", nil, []string{"call", "check", "get", "all", "see board"}, "failed board_changed, halted board_changed"},
 		{"another display", nil, []string{"call", "check", "get", "all", "see display"}, "failed board_changed, halted board_changed"},
 		{"flashed by wire", nil, []string{"call", "check", "get", "all", "see other"}, "failed other_image, halted stop"},

@@ -80,11 +80,16 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the image is not at hand", http.StatusServiceUnavailable)
 		return
 	}
-	serveDownload(w, r, d.Size, func(write func([]byte) error) error {
-		err := copyImage(d, write)
-		d.Close(err, s.opt.Draining())
-		return err
-	})
+	err = serveDownload(w, r, d.Size, func(write func([]byte) error) error { return copyImage(d, write) })
+	d.Close(err, s.opt.Draining())
+	abort(err)
+}
+
+// abort breaks the connection after an error, so that nobody takes the beginning of an answer for the whole.
+func abort(err error) {
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // copyImage writes an image piece by piece.
@@ -106,7 +111,7 @@ func copyImage(d *rollout.Download, write func([]byte) error) error {
 
 func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 	half := len(probe) / 2
-	serveDownload(w, r, int64(len(probe)), func(write func([]byte) error) error {
+	abort(serveDownload(w, r, int64(len(probe)), func(write func([]byte) error) error {
 		if err := write(probe[:half]); err != nil {
 			return err
 		}
@@ -118,12 +123,13 @@ func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 			return r.Context().Err()
 		}
 		return write(probe[half:])
-	})
+	}))
 }
 
 // serveDownload answers as the firmware's HTTP client wants it (ota.cc:267-387): status 200, Content-Length, no other coding, headers
-// of a few hundred bytes, and the first bytes of the body with them.
-func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error) {
+// of a few hundred bytes, and the first bytes of the body with them. The error is that of body, or says that the device broke the
+// connection before it had read everything.
+func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error) error {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // that of the request would end the context in the middle of a long download
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -138,12 +144,16 @@ func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func
 		return control.Flush()
 	})
 	if err != nil {
-		panic(http.ErrAbortHandler) // the connection breaks, so that nobody takes the beginning for the whole
+		return err
 	}
 	patience := time.NewTimer(closeTime)
 	defer patience.Stop()
 	select {
 	case <-r.Context().Done():
-	case <-patience.C:
+		if !connlimit.EndedWell(r.Context()) {
+			return errors.New("the device broke the connection before it had read everything")
+		}
+	case <-patience.C: // its system has acknowledged everything, or the next check says more
 	}
+	return nil
 }

@@ -50,7 +50,7 @@ func (p *Profile) program(version string) *program {
 	return &program{project: "xiaozhi", version: version, board: p.board, compiled: p.compiled, idf: p.idf, elf: hex.EncodeToString(elf[:])}
 }
 
-// Image makes an application image of a few hundred bytes with the board of the profile, in the layout of esptool. A device of
+// Image makes an application image of a few hundred bytes, or of about ImageSize, with the board of the profile, in the layout of esptool. A device of
 // the profile has the image of the profile's own version from the factory: elf_sha256 derives from profile and version. ota
 // is the URL that the image would check.
 func (p *Profile) Image(version, ota string) []byte {
@@ -66,7 +66,7 @@ func (p *Profile) Image(version, ota string) []byte {
 	elf, _ := hex.DecodeString(content.elf)
 	copy(description[144:], elf)
 	segment := append(description, `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},`+boardLiteral+content.board+`","version":"`+"\x00"+ota+"\x00"...)
-	for len(segment)%4 != 0 {
+	for len(segment)%4 != 0 || len(segment) < p.ImageSize {
 		segment = append(segment, 0)
 	}
 	image := make([]byte, imageHeaderSize, 1024)

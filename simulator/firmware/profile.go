@@ -19,6 +19,8 @@ const (
 
 // Profile is one kind of device: board, firmware generation and tools. Profiles are shared and never change.
 type Profile struct {
+	ImageSize int // bytes that the images of Image have at least
+
 	name     string
 	board    string
 	maker    string
