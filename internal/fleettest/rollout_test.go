@@ -61,7 +61,7 @@ func TestRollout(t *testing.T) {
 	node.AwaitReady(t, fleet)
 	node.AwaitStored(t)
 	node.add(t, programs.images(t, node.Info.OTA, profiles, "2.9.0")...)
-	node.must(t, "2 devices", "firmware", "roll", "2.9.0", "device=*", "--dry-run")
+	node.must(t, "2, 2 connected", "firmware", "roll", "2.9.0", "device=*", "--dry-run")
 	if _, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*"); status != 2 || !strings.Contains(errs, "add --yes") {
 		t.Errorf("without a yes: %d %s", status, errs)
 	}
