@@ -169,7 +169,7 @@ var settings = []setting{
 		more: "With `off`, `--transport` is `websocket`.",
 		set:  checked(func(c *Config) *string { return &c.MQTT }, checkMQTT)},
 	{name: "drain-window", group: groupNode, def: "20s",
-		help: "Time in which a stopping node lets the tasks of jobs that it runs end, and then closes its devices' sessions one after the other, so that they reconnect to other nodes; without running tasks and another node they end at once.",
+		help: "Time in which a stopping node lets downloads of firmware and the tasks of jobs that it runs end, and then closes its devices' sessions one after the other, so that they reconnect to other nodes; without running tasks and another node they end at once.",
 		set:  duration(func(c *Config) *time.Duration { return &c.DrainWindow }, 0, 5*time.Minute)},
 	{name: "node", group: groupNode, def: "",
 		help: "Node name in logs, metrics and answers; empty: random per start.",

@@ -185,10 +185,9 @@ func (n *node) endSessions() {
 		others := n.leases != nil && n.leases.Others(context.Background())
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
-		begun := time.Now()
-		n.jobs.drain(n.cfg.DrainWindow)
+		n.jobs.drain(n.windowLeft())
 		if others {
-			n.service.Drain(ctx, max(0, n.cfg.DrainWindow-time.Since(begun)))
+			n.service.Drain(ctx, n.windowLeft())
 		}
 		n.cluster.Drain(ctx)
 		n.service.Close()

@@ -156,6 +156,7 @@ type node struct {
 	leases     *lease.Nodes // nil where no other node can be: the database is a file
 	stops      []func()     // in starting order, run in reverse
 	draining   atomic.Bool  // the node is stopping
+	stopBegan  time.Time    // set before draining
 	endOnce    sync.Once    // the devices' sessions
 }
 
@@ -181,7 +182,13 @@ func redactAttr(_ []string, a slog.Attr) slog.Attr {
 // onStop adds a step that runs after all parts that were started later have stopped.
 func (n *node) onStop(step func()) { n.stops = append(n.stops, step) }
 
+// windowLeft is what is left of the drain window of a node that is stopping.
+func (n *node) windowLeft() time.Duration {
+	return max(0, n.cfg.DrainWindow-time.Since(n.stopBegan))
+}
+
 func (n *node) stop() {
+	n.stopBegan = time.Now()
 	n.draining.Store(true)
 	for i := len(n.stops) - 1; i >= 0; i-- {
 		n.stops[i]()
@@ -464,6 +471,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		n.device.TLSConfig = n.certificate.config()
 	}
 	n.serve("device-listen", n.device, n.deviceNet)
+	n.onStop(func() { n.jobs.rollout.Drain(n.windowLeft()) })
 	return nil
 }
 

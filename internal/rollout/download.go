@@ -282,6 +282,16 @@ func (p *places) enter(token string) bool {
 	return true
 }
 
+// loading returns how many downloads there are.
+func (p *places) loading() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, at := range p.list {
+		n += at.loading
+	}
+	return n
+}
+
 // leave ends a download.
 func (p *places) leave(token string) {
 	p.mu.Lock()

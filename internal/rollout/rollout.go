@@ -31,6 +31,7 @@ const (
 	imageTime = 3 * time.Second
 	stepTime  = 10 * time.Second // of one step that nobody waits for
 	retryWait = time.Second
+	drainLook = 50 * time.Millisecond
 	overdue   = 500 // tasks of one pass of the periodic work
 )
 
@@ -103,6 +104,13 @@ const (
 	broken   = "broken"
 	cut      = "cut"
 )
+
+// Drain waits until the downloads of this node have ended, at most for so long.
+func (s *Service) Drain(limit time.Duration) {
+	for end := time.Now().Add(limit); s.places.loading() > 0 && time.Now().Before(end); {
+		time.Sleep(drainLook)
+	}
+}
 
 // Close waits for what was begun.
 func (s *Service) Close() {

@@ -1,0 +1,428 @@
+package rollout
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/clock"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/jobs"
+	"fleetd/internal/preflight"
+	"fleetd/internal/store"
+	"fleetd/internal/store/jobstore"
+)
+
+const (
+	lamp  = devices.ID("02:00:00:00:00:01")
+	other = devices.ID("02:00:00:00:00:02")
+	image = "abababababababababababababababababababababababababababababababab"
+)
+
+var home = netip.MustParseAddr("192.0.2.7")
+
+// fleet is a Service with a database, one image, and devices as the test says.
+type fleet struct {
+	*Service
+	store *jobstore.Store
+	job   jobs.Job
+
+	offer   preflight.Offer
+	seen    bool // an earlier check showed what the device runs
+	missing bool // this node does not have the image
+	view    devices.View
+	before  *catalog.Catalog
+	after   *catalog.Catalog
+	calls   []devices.ToolCall
+	answer  devices.ToolResult
+	active  bool
+	may     bool
+	no      *devices.Error
+}
+
+// JudgeCheck implements Images.
+func (f *fleet) JudgeCheck(_ context.Context, _ string, _ []string, _ *devices.View, _ string, seen func(devices.DeviceImage) bool) (preflight.Offer, error) {
+	o := f.offer
+	at := clock.Now().Add(-time.Hour)
+	if !f.seen {
+		at = clock.Now().Add(time.Hour)
+	}
+	if !seen(devices.DeviceImage{ELF: "old", At: at}) && o.Verdict == preflight.Fit {
+		o.Verdict = preflight.Waiting
+	}
+	return o, nil
+}
+
+// File implements Images.
+func (f *fleet) File(context.Context, string) (*os.File, error) {
+	if f.missing {
+		return nil, &devices.Error{Code: devices.CodeUnavailable, Detail: "it is not here"}
+	}
+	return os.Open(filepath.Join("testdata", "image"))
+}
+
+// Get implements Fleet.
+func (f *fleet) Get(context.Context, devices.ID) (devices.View, error) { return f.view, nil }
+
+// Catalog implements Fleet.
+func (f *fleet) Catalog(_ context.Context, h devices.Hash) (*catalog.Catalog, error) {
+	for _, c := range []*catalog.Catalog{f.before, f.after} {
+		if c != nil && devices.Hash(c.Hash) == h {
+			return c, nil
+		}
+	}
+	return nil, devices.ErrNotFound
+}
+
+// CallTool implements Fleet.
+func (f *fleet) CallTool(_ context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+	f.calls = append(f.calls, c)
+	return f.answer, nil
+}
+
+func newFleet(t *testing.T, ids ...devices.ID) *fleet {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	db, err := store.Open(t.Context(), "sqlite", t.TempDir(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close(context.Background()) })
+	f := &fleet{store: jobstore.New(db, log), active: true, may: true, seen: true,
+		offer: preflight.Offer{Judgment: preflight.Judgment{Verdict: preflight.Fit}, Ref: preflight.Ref{ID: image, ELF: "new"}, Version: "2.5.0", Size: 100, Details: `{"flash_size":1}`},
+		view:  devices.View{Device: devices.Device{ID: lamp, Facts: devices.Facts{ELF: "old", Board: "bread", Chip: "esp32s3"}}}}
+	f.Service = New(Options{Store: f.store, Fleet: f, Images: f, Active: func() bool { return f.active }, MayBegin: func() bool { return f.may },
+		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Downloads: 2, URL: "http://192.0.2.1/xiaozhi/f/", Log: log})
+	t.Cleanup(f.Close)
+	f.job = f.create(t, nil, ids...)
+	return f
+}
+
+// create creates a firmware job for devices.
+func (f *fleet) create(t *testing.T, change func(*api.JobSpec), ids ...devices.ID) jobs.Job {
+	t.Helper()
+	now := f.store.Now()
+	spec := api.JobSpec{Select: "device=*", Action: api.JobAction{Firmware: &api.JobFirmware{Image: image}}, Stop: &api.JobStop{Failed: 100}, Stages: []api.JobStage{{OK: api.Amount{Percent: 100}}}}
+	if change != nil {
+		change(&spec)
+	}
+	if err := jobs.Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := jobs.New(spec, "k", "k", "device=*", now)
+	if !j.Fire(now) {
+		t.Fatal("the job does not fire")
+	}
+	var rows []jobs.Task
+	for _, id := range ids {
+		rows = append(rows, jobs.Task{Device: id, Seq: j.CreatedAt.UnixMicro(), Spread: jobs.Spread(j.ID, id)})
+	}
+	j, _, err := f.store.Create(t.Context(), j, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func (f *fleet) check(id devices.ID, elf string, from netip.Addr) *Offer {
+	return f.Check(context.Background(), &Check{Device: id, Facts: devices.Facts{ELF: elf, Board: "bread", Chip: "esp32s3", Firmware: "2.4.2"}, Details: `{"flash_size":1}`, Address: from, Begun: clock.Now()})
+}
+
+func (f *fleet) task(t *testing.T, id devices.ID) jobs.Task {
+	t.Helper()
+	list, _, err := f.store.Tasks(t.Context(), jobs.TaskFilter{Job: f.job.ID, Limit: 10})
+	for _, task := range list {
+		if task.Device == id {
+			return task
+		}
+	}
+	t.Fatalf("device %s has no task: %v", id, err)
+	return jobs.Task{}
+}
+
+func tokenIn(o *Offer) string { return o.URL[strings.LastIndexByte(o.URL, '/')+1:] }
+
+// download opens a download and closes it as complete, or with an error.
+func (f *fleet) download(t *testing.T, o *Offer, from netip.Addr, failure error, stopping bool) {
+	t.Helper()
+	d, err := f.Open(t.Context(), tokenIn(o), from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close(failure, stopping)
+}
+
+func TestFromCheckToProof(t *testing.T) {
+	f := newFleet(t, lamp)
+	o := f.check(lamp, "old", home)
+	if o == nil || o.Version != "2.5.0" || o.Force || len(o.URL) > 200 {
+		t.Fatalf("%+v", o)
+	}
+	if again := f.check(lamp, "old", home); again == nil || again.URL != o.URL || f.task(t, lamp).Rollout.Offers != 1 {
+		t.Errorf("the repeated check: %+v", again)
+	}
+	f.download(t, o, home, nil, false)
+	if task := f.task(t, lamp); task.Phase != jobs.PhaseBooting || task.Rollout.Flashes != 1 {
+		t.Fatalf("%+v", task)
+	}
+	if no := f.Busy(t.Context(), lamp, false); no == nil || no.Code != devices.CodeDeviceBusy || !strings.Contains(no.Detail, f.job.ID) {
+		t.Errorf("a call meanwhile: %v", no)
+	}
+	if no := f.MayRestart(t.Context(), lamp); no == nil || no.Code != jobs.CodeUnconfirmed {
+		t.Errorf("a restart meanwhile: %v", no)
+	}
+	if o := f.check(lamp, "new", home); o != nil {
+		t.Errorf("an offer beside the new image: %+v", o)
+	}
+	f.view.Device.ELF, f.view.Device.CheckedAt = "new", f.store.Now()
+	if no := f.MayRestart(t.Context(), lamp); no != nil {
+		t.Errorf("a restart after the check: %v", no)
+	}
+	if no := f.Busy(t.Context(), lamp, false); no != nil {
+		t.Errorf("a call while it is proved: %v", no)
+	}
+	f.after, _ = catalog.New([]byte(`[{"name":"self.get_device_status"}]`))
+	f.view.Presence.Catalog = f.after.Hash
+	if err := f.connected(t.Context(), lamp, true); err != nil {
+		t.Fatal(err)
+	}
+	if task := f.task(t, lamp); task.Rollout.Gate != jobs.GateStay || len(f.calls) != 1 || f.calls[0].Tool != "self.get_device_status" || f.calls[0].Job != f.job.ID {
+		t.Errorf("%+v, calls %+v", task.Rollout, f.calls)
+	}
+	if _, err := f.Open(t.Context(), tokenIn(o), home); err != nil {
+		t.Errorf("a late GET is served while the task runs: %v", err)
+	}
+}
+
+func TestGatesThatFail(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		set   func(f *fleet)
+		want  string
+		keeps []string
+	}{
+		{"a tool is gone", func(*fleet) {}, "gate_tools", nil},
+		{"a tool may go", func(*fleet) {}, "", []string{"self.lamp.on"}},
+		{"a list that is not complete", func(f *fleet) { f.view.Presence.Partial = true }, "gate_tools", nil},
+		{"the status is an error", func(f *fleet) { f.answer.IsError = true }, "gate_status", []string{"self.lamp.on"}},
+	} {
+		f := newFleet(t)
+		f.job = f.create(t, func(s *api.JobSpec) { s.Action.Firmware.MayLose = c.keeps }, lamp)
+		f.before, _ = catalog.New([]byte(`[{"name":"self.get_device_status"},{"name":"self.lamp.on"}]`))
+		f.after, _ = catalog.New([]byte(`[{"name":"self.get_device_status"}]`))
+		f.view.Presence.Catalog = f.before.Hash
+		if again := f.Restart(t.Context(), &f.job, lamp, func(permit func() error) error { return permit() }); again != 0 {
+			t.Fatalf("%s: no restart: %v", c.name, again)
+		}
+		f.download(t, f.check(lamp, "old", home), home, nil, false)
+		f.check(lamp, "new", home)
+		f.view.Presence.Catalog = f.after.Hash
+		c.set(f)
+		if err := f.connected(t.Context(), lamp, true); err != nil {
+			t.Fatal(err)
+		}
+		if task := f.task(t, lamp); task.Code != c.want {
+			t.Errorf("%s: %q %s, want %q", c.name, task.Code, task.Detail, c.want)
+		}
+	}
+}
+
+// Whatever is missing, the device gets no offer, and what was not offered costs nothing.
+func TestNoOffer(t *testing.T) {
+	for name, change := range map[string]func(f *fleet, c *Check){
+		"there are no firmware jobs":    func(f *fleet, _ *Check) { f.active = false },
+		"the node stops":                func(f *fleet, _ *Check) { f.may = false },
+		"it waits for approval":         func(_ *fleet, c *Check) { c.Activation = true },
+		"the first check of an image":   func(f *fleet, _ *Check) { f.seen = false },
+		"the image is not at hand":      func(f *fleet, _ *Check) { f.missing = true },
+		"a device without a task":       func(_ *fleet, c *Check) { c.Device = other },
+		"its owner is not known yet":    func(f *fleet, _ *Check) { f.no = &devices.Error{Code: devices.CodeUnavailable} },
+		"all places are taken":          func(f *fleet, _ *Check) { f.places.limit = 0 },
+		"its address has eight of them": func(f *fleet, c *Check) { fill(f, c.Address) },
+	} {
+		f := newFleet(t, lamp)
+		c := &Check{Device: lamp, Facts: devices.Facts{ELF: "old", Board: "bread"}, Details: `{}`, Address: home, Begun: clock.Now()}
+		change(f, c)
+		if o := f.Check(t.Context(), c); o != nil {
+			t.Errorf("%s: %+v", name, o)
+		}
+		if task := f.task(t, lamp); task.State != jobs.TaskWaiting || task.Attempt != 0 {
+			t.Errorf("%s: %+v", name, task)
+		}
+	}
+}
+
+func fill(f *fleet, from netip.Addr) {
+	f.places.limit = 100
+	for i := range perAddress {
+		f.places.take(string(rune('a'+i)), from.String())
+	}
+}
+
+func TestTasksThatEndAtACheck(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(f *fleet)
+		outcome jobs.Outcome
+		code    string
+		halted  string
+	}{
+		{"the device may not get it", func(f *fleet) {
+			f.offer.Judgment = preflight.Judgment{Verdict: preflight.Blocked, Code: "slot", Text: "too small"}
+		}, jobs.Refused, "slot", ""},
+		{"the device has it", func(f *fleet) { f.offer.Verdict = preflight.Already }, jobs.Already, "", ""},
+		{"the key may not", func(f *fleet) { f.no = &devices.Error{Code: devices.CodeForbidden, Detail: "no"} }, jobs.Refused, "forbidden", ""},
+		{"the key has ended", func(f *fleet) { f.no = &devices.Error{Code: devices.CodeUnauthorized} }, "", "", jobs.ReasonKey},
+	} {
+		f := newFleet(t, lamp)
+		c.change(f)
+		if o := f.check(lamp, "old", home); o != nil {
+			t.Errorf("%s: %+v", c.name, o)
+		}
+		task := f.task(t, lamp)
+		j, err := f.store.Job(t.Context(), f.job.ID)
+		if err != nil || task.Outcome != c.outcome || task.Code != c.code || c.halted != "" && j.Reason != c.halted {
+			t.Errorf("%s: %+v, %s %s, %v", c.name, task, j.State, j.Reason, err)
+		}
+	}
+}
+
+// A token opens the image of its own task until that ends, twice at once, and moves it on only from where the check came.
+func TestTokens(t *testing.T) {
+	f := newFleet(t, lamp, other)
+	o, second := f.check(lamp, "old", home), f.check(other, "old", home)
+	token := tokenIn(o)
+	for name, wrong := range map[string]string{"empty": "", "altered": token[:len(token)-1] + "_", "of another device": strings.Replace(token, lamp.Token(), other.Token(), 1),
+		"of another job": strings.Replace(token, f.job.ID, "01m8fe8yckp9p1p4wn2q", 1), "a path": "../" + token, "no job": "x-y-z", "of an unknown device": strings.Replace(token, lamp.Token(), "020000000009", 1),
+		"the secret of the other": strings.Replace(tokenIn(second), other.Token(), lamp.Token(), 1)} {
+		if d, err := f.Open(t.Context(), wrong, home); !errors.Is(err, ErrNoDownload) && !errors.Is(err, devices.ErrNotFound) {
+			t.Errorf("%s: %+v, %v", name, d, err)
+		}
+	}
+	stranger, err := f.Open(t.Context(), token, netip.MustParseAddr("198.51.100.1"))
+	if err != nil || stranger.counts || f.task(t, lamp).Phase != jobs.PhaseOffered {
+		t.Fatalf("from elsewhere: %+v, %v", stranger, err)
+	}
+	first, err := f.Open(t.Context(), token, home)
+	if err != nil || !first.counts {
+		t.Fatal(err)
+	}
+	if _, err := f.Open(t.Context(), token, home); !errors.Is(err, ErrBusy) {
+		t.Errorf("a third one: %v", err)
+	}
+	stranger.Close(nil, false)
+	if task := f.task(t, lamp); task.Phase != jobs.PhaseLoading || task.Rollout.Flashes != 0 {
+		t.Errorf("another's last byte: %+v", task)
+	}
+	if again, err := f.Open(t.Context(), token, home); err != nil || again.counts {
+		t.Errorf("once more: %v", err)
+	} else {
+		again.Close(nil, false)
+	}
+	first.Close(errors.New("it broke"), false)
+	devicetest.Eventually(t, "the task waits", func() bool { return f.task(t, lamp).State == jobs.TaskWaiting })
+	if _, err := f.Open(t.Context(), token, home); !errors.Is(err, ErrNoDownload) {
+		t.Errorf("after its task has gone back: %v", err)
+	}
+	f.download(t, second, home, errors.New("cut"), true)
+	devicetest.Eventually(t, "a download that the node cut is no offer", func() bool {
+		task := f.task(t, other)
+		return task.State == jobs.TaskWaiting && task.Rollout.Offers == 0
+	})
+	if n := f.places.loading(); n != 0 {
+		t.Errorf("%d downloads are left", n)
+	}
+}
+
+func TestRestarts(t *testing.T) {
+	send := func(permit func() error) error { return permit() }
+	f := newFleet(t, lamp)
+	f.may = false
+	if again := f.Restart(t.Context(), &f.job, lamp, send); again == 0 || f.task(t, lamp).State != jobs.TaskWaiting {
+		t.Error("a node that stops restarts a device")
+	}
+	f.may = true
+	refused := errors.New("its session has ended")
+	if again := f.Restart(t.Context(), &f.job, lamp, func(func() error) error { return refused }); again == 0 || f.task(t, lamp).State != jobs.TaskWaiting || f.task(t, lamp).Rollout.Restarts != 0 {
+		t.Errorf("a restart that was not sent: %+v", f.task(t, lamp))
+	}
+	if _, err := f.store.Step(t.Context(), f.job.ID, lamp, func(s *jobs.Step, _ bool) error {
+		s.Task.DueAt = time.Time{}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if again := f.Restart(t.Context(), &f.job, lamp, send); again != 0 || f.task(t, lamp).Phase != jobs.PhaseCalled || f.task(t, lamp).Rollout.Restarts != 1 {
+		t.Fatalf("%v, %+v", again, f.task(t, lamp))
+	}
+	if no := f.Busy(t.Context(), lamp, true); no == nil || no.Code != devices.CodeDeviceBusy {
+		t.Errorf("a call before it has gone: %v", no)
+	}
+	f.Gone(lamp, "", "")
+	if no := f.Busy(t.Context(), other, true); no != nil {
+		t.Errorf("a call of another device: %v", no)
+	}
+	if again := f.Restart(t.Context(), &f.job, lamp, send); again == 0 || f.task(t, lamp).Rollout.Restarts != 1 {
+		t.Error("it restarts twice")
+	}
+	f.missing = true
+	g := newFleet(t, lamp)
+	g.missing = true
+	if again := g.Restart(t.Context(), &g.job, lamp, send); again == 0 || g.task(t, lamp).State != jobs.TaskWaiting {
+		t.Error("a device restarts for an image that is not at hand")
+	}
+}
+
+// What a check said counts although no step could be made of it, and a device that comes back late is counted after all.
+func TestCheckWithoutAStep(t *testing.T) {
+	f := newFleet(t, lamp, other)
+	past := func(id devices.ID) {
+		t.Helper()
+		if _, err := f.store.Step(t.Context(), f.job.ID, id, func(s *jobs.Step, _ bool) error {
+			s.Task.LimitAt = s.Now.Add(-time.Second)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range []devices.ID{lamp, other} {
+		f.download(t, f.check(id, "old", home), home, nil, false)
+		past(id)
+	}
+	f.view.Device.Facts = devices.Facts{ELF: "new", Board: "bread", Chip: "esp32s3", CheckedAt: f.store.Now().Add(time.Second)}
+	if err := f.Expire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if task := f.task(t, lamp); task.Phase != jobs.PhaseProving {
+		t.Errorf("%+v", task)
+	}
+	g := newFleet(t, lamp)
+	g.download(t, g.check(lamp, "old", home), home, nil, false)
+	f.job, f.store = g.job, g.store
+	past(lamp)
+	if err := g.Expire(t.Context()); err != nil || g.task(t, lamp).Code != jobs.CodeLost {
+		t.Fatalf("%+v, %v", g.task(t, lamp), err)
+	}
+	g.Changed(devices.ImageChange{Device: lamp, To: devices.DeviceImage{ELF: "new"}})
+	devicetest.Eventually(t, "it is counted as ok", func() bool { return g.task(t, lamp).Outcome == jobs.OK })
+}
+
+func TestConnectWithoutACheck(t *testing.T) {
+	f := newFleet(t, lamp)
+	f.download(t, f.check(lamp, "old", home), home, nil, false)
+	if err := f.connected(t.Context(), lamp, false); err != nil {
+		t.Fatal(err)
+	}
+	if task := f.task(t, lamp); task.State != jobs.TaskWaiting || task.Code != jobs.CodeImageRefused || !task.Rollout.Harmed {
+		t.Errorf("%+v %+v", task, task.Rollout)
+	}
+}
