@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -41,6 +42,7 @@ type ClusterOptions struct {
 	Args  []string // for every node
 	// Clocks are how far the clocks of the nodes are off.
 	Clocks []time.Duration
+	Env    []string // for every node
 	// Stepped has clocks that StepClock and StepDatabase set.
 	Stepped bool
 }
@@ -80,8 +82,9 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 			"--database", c.DB.Via(t, c.SQL[i].Address()), "--nats", "nats://" + c.NATS[i].Address(), "--event-limit", "64MiB", "--notification-limit", "64MiB", "--photo-limit", "64MiB",
 			"--device-listen", http[i], "--mqtt-listen", mqtt[i], "--public-device-url", "http://" + c.HTTP.Address(), "--public-mqtt", c.MQTT.Address(),
 			"--log-level", "info"}, o.Args...)}
+		n.env = slices.Clone(o.Env)
 		if o.Clocks != nil {
-			n.env = []string{clock.StepVariable + "=" + o.Clocks[i].String()}
+			n.env = append(n.env, clock.StepVariable+"="+o.Clocks[i].String())
 		}
 		if o.Stepped {
 			n.env = append(n.env, clock.FileVariable+"="+n.clockFile())

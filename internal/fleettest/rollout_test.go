@@ -2,6 +2,7 @@ package fleettest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -181,5 +182,83 @@ func TestRolloutFaults(t *testing.T) {
 		if r := f.sim.Report(t); begun != 1 || r.Totals.Upgrades != f.upgrades || r.Totals.Rollbacks != f.rolls {
 			t.Errorf("%s: %d tasks began; %d upgrades, %d rolled back", f.name, begun, r.Totals.Upgrades, r.Totals.Rollbacks)
 		}
+	}
+}
+
+// A release is rolled out over three nodes whose clocks are an hour apart, while nodes are killed and stopped in whatever phase the devices
+// are, and the database is away for a while: every device ends with the image, the simulator counts as many flashes as the rows, and no
+// device is told to restart more often than three times.
+func TestRolloutAndKills(t *testing.T) {
+	long(t)
+	t.Parallel()
+	devices := setting(t, "FLEETD_TEST_ROLLOUT", 200)
+	c := programs.StartCluster(t, ClusterOptions{Seed: 38, Clocks: []time.Duration{0, time.Hour, -time.Hour}, Args: []string{"--transport", "mqtt", "--firmware-downloads", "1000", "--drain-window", "2s"},
+		Env: []string{"FLEETD_TEST_TIME_SCALE=0.1"}})
+	sim := programs.Simulate(t, c.OTA, "--devices", fmt.Sprint(devices), "--reconnect", "300ms", "--reconnect-jitter", "500ms", "--time-scale", "0.2", "--profile", "fw-2.4,fw-2.1,robot")
+	c.AwaitReady(t, devices, 2*time.Minute)
+	for _, n := range c.Nodes {
+		n.AwaitStored(t)
+	}
+	node := c.Nodes[0]
+	node.add(t, programs.images(t, c.OTA, "fw-2.4,fw-2.1,robot", "2.9.0", "--image-size", "200000")...)
+	out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--stages", "100%", "--concurrency", "40", "--rate", "unlimited", "--stay", "1s", "--stop", "100%", "--yes", "--json")
+	if status != 0 {
+		t.Fatalf("%d %s", status, errs)
+	}
+	group := node.groupOf(t, out)
+	ended := func() bool { // but for those that wait an hour for a third download
+		finished := int64(0)
+		for _, j := range group {
+			now, err := c.Nodes[0].Job(t.Context(), j.ID)
+			if err != nil || now.Counts.Running > 0 {
+				return false
+			}
+			if now.State == "halted" {
+				_, _ = apiclient.Send[api.Job](t.Context(), c.Nodes[0].Client, apiclient.JobVerb(j.ID, "resume", "", nil))
+			}
+			finished += now.Counts.OK + now.Counts.Failed
+		}
+		return finished >= int64(devices*19/20)
+	}
+	begun, kills := time.Now(), 0
+	for ; !ended() && time.Since(begun) < 4*time.Minute; kills++ {
+		time.Sleep(3 * time.Second)
+		switch n := c.Nodes[kills%3]; {
+		case kills == 4:
+			c.BreakSQL(Cut)
+			time.Sleep(6 * time.Second)
+			c.Mend()
+		case kills > 9: // they have to come to an end
+		case kills%2 == 0:
+			n.Kill(t)
+			n.Run(t)
+		default:
+			n.Stop(t)
+			n.Run(t)
+		}
+	}
+	c.Nodes[0].Await(t, "the devices have come to an end", 3*time.Minute, ended)
+	flashes, outcomes := 0, map[string]int{}
+	for _, j := range group {
+		for task, err := range apiclient.List[api.Task](t.Context(), c.Nodes[0].Client, nil, "jobs", j.ID, "tasks") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			outcomes[strings.TrimSpace(task.State+" "+task.Outcome+" "+task.Code+" "+task.Reason)]++
+			if task.Outcome != "ok" && task.Outcome != "failed" && task.Reason != "retry" {
+				t.Errorf("device %s: %s %s %s", task.Device, task.Outcome, task.Code, task.Detail)
+			}
+			if f := task.Firmware; f != nil {
+				flashes += f.Flashes
+				if f.Restarts > 3 || f.Flashes > 2 || f.Offers > 5 {
+					t.Errorf("device %s: %+v", task.Device, f)
+				}
+			}
+		}
+	}
+	r := sim.Report(t)
+	t.Logf("%v, %d kills and outages: %v; %d flashes in the rows, %d upgrades, %d failed, %d rolled back", time.Since(begun).Round(time.Second), kills, outcomes, flashes, r.Totals.Upgrades, r.Totals.UpgradesFailed, r.Totals.Rollbacks)
+	if outcomes["ended ok"] < devices*9/10 || uint64(flashes) != r.Totals.Upgrades {
+		t.Errorf("%d of %d devices are proved; %d flashes in the rows, %d of the simulator", outcomes["ok"], devices, flashes, r.Totals.Upgrades)
 	}
 }

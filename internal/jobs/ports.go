@@ -119,6 +119,8 @@ type Store interface {
 	// Marks returns what keeps these devices from firmware or a restart; Unbar lifts a bar.
 	Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]Mark, error)
 	Unbar(ctx context.Context, id devices.ID) error
+	// ConfirmImage notes that a device without a running firmware task has checked in.
+	ConfirmImage(ctx context.Context, id devices.ID) error
 
 	// Tasks returns tasks of a job in order of device and round, for lists and reports.
 	Tasks(ctx context.Context, f TaskFilter) (list []Task, next string, err error)

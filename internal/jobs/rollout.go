@@ -87,6 +87,8 @@ type Rollout struct {
 	Hardware string `json:"hardware"` // what an upgrade does not change; see DeviceCheck
 	Display  string `json:"display"`
 	Catalog  string `json:"catalog,omitempty"` // hash of the tools before; empty: not known
+	// CheckedAt is when the device had checked in last when it was told to restart.
+	CheckedAt time.Time `json:"checked_at,omitzero"`
 	Foreign  bool   `json:"foreign,omitempty"` // the image names another server
 	Single   bool   `json:"single,omitempty"`  // at most one offer: firmware before v1.8.0 restarts after a failed one
 
@@ -130,8 +132,10 @@ type Step struct {
 
 	// Bar is set to why the device gets no more firmware for BarTime.
 	Bar string
-	// Flashed is set when the device got the last byte, so that it may be unconfirmed.
-	Flashed bool
+	// Heard is given to Expire: the device has checked in since it was told to restart, and no node could answer it with the image.
+	Heard bool
+	// Flashed is set when the device got the last byte, so that it may be unconfirmed, and Checked when it has checked in since.
+	Flashed, Checked bool
 }
 
 // Rollout returns that of the task, which it makes at first.
@@ -363,6 +367,7 @@ func (s *Step) flashFailed(code, detail string) {
 // See moves a running task on by what the device said at a check. Afterwards the task is proving, has ended, or still wants an offer.
 func (s *Step) See(c *DeviceCheck) {
 	t, r := s.Task, s.Rollout()
+	s.Checked = t.Phase == PhaseBooting
 	switch {
 	case !s.Runs():
 	case c.ELF == t.Target:
@@ -463,7 +468,10 @@ func (s *Step) Expire() {
 	}
 	switch t.Phase {
 	case PhaseCalled:
-		if r.Unheard++; r.Unheard >= maxUnheard || r.Restarts >= MaxRestarts {
+		if !s.Heard {
+			r.Unheard++
+		}
+		if !s.Heard && (r.Unheard >= maxUnheard || r.Restarts >= MaxRestarts) {
 			s.fail(CodeNoCheck, "the device was told to restart, and made no OTA check; restart it by hand")
 			return
 		}

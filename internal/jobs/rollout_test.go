@@ -116,6 +116,7 @@ func (r *rolled) do(names ...string) {
 		case "fail":
 			s.FailGate(arg, "it did not")
 		case "expire":
+			s.Heard = arg == "heard"
 			s.Expire()
 		case "correct":
 			s.Correct()
@@ -200,6 +201,7 @@ func TestRollout(t *testing.T) {
 		{"an unreadable check is no clone", nil, []string{"call", "check", "see unreadable"}, "running offered"},
 
 		{"no check", nil, []string{"call", "wait 4m", "expire"}, "waiting"},
+		{"checks that nobody could answer", nil, []string{"call", "wait 4m", "expire heard", "wait 10m", "call", "wait 4m", "expire heard"}, "waiting"},
 		{"no check twice", nil, []string{"call", "wait 4m", "expire", "wait 10m", "call", "wait 4m", "expire"}, "failed no_check, halted stop"},
 		{"no GET", nil, []string{"call", "check", "wait 2m", "expire"}, "waiting"},
 		{"a late GET", nil, []string{"call", "check", "wait 2m", "expire", "get"}, "waiting"},

@@ -119,7 +119,7 @@ var importRules = []rule{
 	{pkg: "internal/upstream", may: []string{"internal/counters", "internal/tasks", "internal/access", "internal/devices", "internal/fleet", "internal/envelope", "internal/hello", "internal/jsonspan", "internal/credential"}, why: "an adapter depends on the core and the wire, never another adapter"},
 	{pkg: "examples/echo", why: "a voice service uses NATS and the documented subjects, and nothing else of fleetd"},
 	{pkg: "internal/attest", may: []string{"internal/counters", "internal/devices", "internal/fleet", "internal/credential"}, why: "it judges proofs of hardware by the operator's list; who brings them, and where the list lies, others know"},
-	{pkg: "internal/rollout", may: []string{"internal/access", "internal/counters", "internal/devices", "internal/devices/catalog", "internal/jobs", "internal/preflight", "internal/tasks"},
+	{pkg: "internal/rollout", may: []string{"internal/access", "internal/counters", "internal/devices", "internal/devices/catalog", "internal/jobs", "internal/preflight", "internal/tasks", "internal/timescale"},
 		never: []string{"database/sql", "github.com/nats-io", "net/http", "fleetd/internal/fleet"},
 		why:   "it moves firmware tasks on, whoever sees the check, the download or the connection"},
 	{pkg: "internal/provision", may: []string{"internal/rollout", "internal/counters", "internal/devices", "internal/fleet", "internal/credential", "internal/attest", "internal/connlimit", "internal/jsonspan"}, why: "an adapter depends on the core, never another adapter"},

@@ -22,11 +22,13 @@ import (
 	"fleetd/internal/jobs"
 	"fleetd/internal/preflight"
 	"fleetd/internal/tasks"
+	"fleetd/internal/timescale"
 )
 
+// checkTime is how long the answer to an OTA check waits for the database. Without it the device starts without an offer.
+var checkTime = timescale.Patience(250 * time.Millisecond)
+
 const (
-	// checkTime is how long the answer to an OTA check waits for the database. Without it the device starts without an offer.
-	checkTime = 250 * time.Millisecond
 	// imageTime is how long that answer waits for an image that this node does not have yet.
 	imageTime = 3 * time.Second
 	stepTime  = 10 * time.Second // of one step that nobody waits for
@@ -148,7 +150,9 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		s.Offers.Add(unready, 1)
 		return nil
 	}
-	if len(queue) > 0 && queue[0].Task.State == jobs.TaskRunning {
+	if len(queue) == 0 || queue[0].Task.State != jobs.TaskRunning {
+		s.confirm(ctx, c.Device)
+	} else {
 		task, err := s.see(ctx, &queue[0].Task, c)
 		if err != nil {
 			s.Offers.Add(unready, 1)
@@ -164,6 +168,17 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		}
 	}
 	return nil
+}
+
+// confirm takes away the mark of a device whose task has ended before it came back.
+func (s *Service) confirm(ctx context.Context, id devices.ID) {
+	marks, err := s.Store.Marks(ctx, []devices.ID{id})
+	if err == nil && !marks[id].Unconfirmed.IsZero() {
+		err = s.Store.ConfirmImage(ctx, id)
+	}
+	if err != nil {
+		s.Log.Debug("it was not recorded that a device has checked in", "device", id, "error", err)
+	}
 }
 
 // see applies a check to a running task.
@@ -214,7 +229,8 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
 	}
 	v := devices.View{Device: devices.Device{ID: c.Device, Facts: c.Facts, Admission: devices.AdmissionMember}}
 	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, c.Details, func(newest devices.DeviceImage) bool {
-		return newest.ELF == c.Facts.ELF && (newest.SeenTwice || newest.At.Before(c.Begun))
+		now := clock.Now() // what this check itself has written is between; others may have been answered by nodes with another clock
+		return newest.ELF == c.Facts.ELF && (newest.SeenTwice || newest.At.Before(c.Begun) || newest.At.After(now))
 	})
 	if err == nil && o.Verdict == preflight.Fit {
 		err = s.ready(ctx, o.ID)
@@ -345,7 +361,7 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 		s.Log.Warn("a firmware task cannot begin: the database or the image is not at hand; it is tried again", "job", job.ID, "device", id, "error", err)
 		return 10 * retryWait
 	}
-	unconfirmed, err := s.Unconfirmed(ctx, &v)
+	unconfirmed, err := s.isUnconfirmed(ctx, &v)
 	if err != nil || unconfirmed {
 		return 10 * retryWait
 	}
@@ -364,7 +380,7 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 			return nil
 		}
 		step.Device(&seen, o.ELF, o.Foreign, o.Single)
-		step.Rollout().Catalog = catalogText(&v)
+		step.Rollout().Catalog, step.Rollout().CheckedAt = catalogText(&v), v.Device.CheckedAt
 		step.Call()
 		called = true
 		return nil
@@ -396,11 +412,12 @@ func catalogText(v *devices.View) string {
 	return v.Presence.Catalog.String()
 }
 
-// Unconfirmed reports whether the device has a new image that it may not have confirmed: a restart would undo the upgrade.
-func (s *Service) Unconfirmed(ctx context.Context, v *devices.View) (bool, error) {
+// isUnconfirmed reports whether the device has a new image that it may not have confirmed: a restart would undo the upgrade. While there are
+// firmware jobs, its next check takes the mark away; else the time of that check says whether it came, by the clock of the node that took it.
+func (s *Service) isUnconfirmed(ctx context.Context, v *devices.View) (bool, error) {
 	marks, err := s.Store.Marks(ctx, []devices.ID{v.Device.ID})
 	since := marks[v.Device.ID].Unconfirmed
-	return !since.IsZero() && !v.Device.CheckedAt.After(since), err
+	return !since.IsZero() && (s.Active() || !v.Device.CheckedAt.After(since)), err
 }
 
 // MayRestart returns why a device must not restart now, or nil. Without the database that is not known, and nobody restarts it.
@@ -415,7 +432,7 @@ func (s *Service) MayRestart(ctx context.Context, id devices.ID) *devices.Error 
 	if err = errors.Join(err, no); err != nil {
 		return devices.Errorf(devices.CodeUnavailable, "the database does not say whether the device has confirmed its firmware image; repeat the restart later")
 	}
-	if unconfirmed, _ := s.Unconfirmed(ctx, &v); unconfirmed {
+	if unconfirmed, err := s.isUnconfirmed(ctx, &v); unconfirmed || err != nil {
 		return devices.Errorf(jobs.CodeUnconfirmed, "the device has a new firmware image and has made no OTA check with it yet: a restart would bring the former image back; wait until it has checked in")
 	}
 	return nil
@@ -446,8 +463,9 @@ func (s *Service) Expire(ctx context.Context) error {
 	for i := range list {
 		t := &list[i]
 		var seen *jobs.DeviceCheck
+		heard := false
 		if t.Phase != jobs.PhaseProving {
-			if seen, err = s.last(ctx, t); err != nil {
+			if seen, heard, err = s.last(ctx, t); err != nil {
 				return err
 			}
 		}
@@ -459,6 +477,7 @@ func (s *Service) Expire(ctx context.Context) error {
 				step.See(seen)
 				return nil
 			}
+			step.Heard = heard
 			step.Expire()
 			return nil
 		})
@@ -469,17 +488,20 @@ func (s *Service) Expire(ctx context.Context) error {
 	return err
 }
 
-// last returns what a device said at its last check, if that was after its task was offered the image and showed it.
-func (s *Service) last(ctx context.Context, t *jobs.Task) (*jobs.DeviceCheck, error) {
+// last returns what a device said at its last check, if that showed the image of its task: when the task began, the device ran another. heard is whether
+// it has checked in since it was told to restart.
+func (s *Service) last(ctx context.Context, t *jobs.Task) (seen *jobs.DeviceCheck, heard bool, err error) {
 	v, err := s.Fleet.Get(ctx, t.Device)
-	if err != nil || t.Rollout == nil || v.Device.ELF != t.Target || v.Device.CheckedAt.Before(t.BegunAt) {
+	if err != nil || t.Rollout == nil {
 		if devices.AsError(orEmpty(err)).Code == devices.CodeDeviceUnknown {
 			err = nil
 		}
-		return nil, err
+		return nil, false, err
 	}
-	c := jobs.DeviceCheck{ELF: v.Device.ELF, Board: v.Device.Board, Hardware: t.Rollout.Hardware, Display: t.Rollout.Display}
-	return &c, nil
+	if heard = !v.Device.CheckedAt.Equal(t.Rollout.CheckedAt); v.Device.ELF != t.Target {
+		return nil, heard, nil
+	}
+	return &jobs.DeviceCheck{ELF: v.Device.ELF, Board: v.Device.Board, Hardware: t.Rollout.Hardware, Display: t.Rollout.Display}, heard, nil
 }
 
 func orEmpty(err error) error {
@@ -524,7 +546,7 @@ func (s *Service) connected(ctx context.Context, id devices.ID, ready bool) erro
 		return err
 	}
 	t := queue[0].Task
-	seen, err := s.last(ctx, &t)
+	seen, _, err := s.last(ctx, &t)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func (f *fleet) JudgeCheck(_ context.Context, _ string, _ []string, _ *devices.V
 	o := f.offer
 	at := clock.Now().Add(-time.Hour)
 	if !f.seen {
-		at = clock.Now().Add(time.Hour)
+		at = clock.Now() // this check wrote it
 	}
 	if !seen(devices.DeviceImage{ELF: "old", At: at}) && o.Verdict == preflight.Fit {
 		o.Verdict = preflight.Waiting

@@ -67,7 +67,12 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
 			at := clock.Micros(f.CheckedAt)
-			if !there || at <= old.checkedAt && old.checkedAt <= now { // a later time is of a wrong clock
+			late := at <= old.checkedAt && old.checkedAt <= now // a later time is of a wrong clock
+			if there && late && f.ELF != "" && old.ELF == "" && f.Firmware == old.Firmware {
+				at, late = old.checkedAt, false // another node has written first what `initialize` said, which is less
+				f.CheckedAt = clock.Instant(at)
+			}
+			if !there || late {
 				if c, ok := g.changes[f.Device]; ok && at == old.checkedAt { // its commit had no answer
 					m.changes = append(m.changes, c)
 				}

@@ -3,11 +3,13 @@ package firmware
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -19,8 +21,10 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/espimage"
 	core "fleetd/internal/fleet"
 	"fleetd/internal/provision"
+	serverside "fleetd/internal/rollout"
 )
 
 // The simulator shares no code with the server, so that it can disagree with it. This is where the two are compared:
@@ -119,6 +123,23 @@ func FuzzCheckedReply(f *testing.F) {
 	})
 }
 
+// everyImage offers an image to every device whose version can be compared with it, as the preflight has it.
+type everyImage struct{ own string }
+
+// Check implements provision.Rollouts.
+func (e *everyImage) Check(_ context.Context, c *serverside.Check) *serverside.Offer {
+	e.own = c.Facts.Firmware
+	if _, ok := espimage.Version(c.Facts.Firmware); !ok {
+		return nil
+	}
+	return &serverside.Offer{Version: "2.5.0", URL: "http://192.0.2.1:8000/a/xiaozhi/f/t", Force: len(c.Facts.Firmware)%2 == 0}
+}
+
+// Open implements provision.Rollouts.
+func (*everyImage) Open(context.Context, string, netip.Addr) (*serverside.Download, error) {
+	return nil, serverside.ErrNoDownload
+}
+
 // FuzzOTAToFirmware goes the whole way: a request, fleetd's handler, its reply, the device. What the device stores must
 // let it in.
 func FuzzOTAToFirmware(f *testing.F) {
@@ -146,10 +167,10 @@ func FuzzOTAToFirmware(f *testing.F) {
 		if choice&2 != 0 {
 			transport = devices.TransportMQTT
 		}
-		ports := devicetest.New()
+		ports, images := devicetest.New(), &everyImage{}
 		server := provision.New(provision.Options{Service: ports.Service(t, core.Config{Approve: approve}), Mint: mint, Attest: attest.New(ports, mint, quiet),
 			PublicURL: "http://192.0.2.1:8000/a", MQTT: &provision.MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 240}, Transport: transport,
-			Framing: 1 + int(choice>>2)%3, Location: time.UTC, Log: quiet})
+			Framing: 1 + int(choice>>2)%3, Location: time.UTC, Rollouts: images, Draining: func() bool { return false }, Log: quiet})
 		mux := http.NewServeMux()
 		server.Register(mux)
 		r := httptest.NewRequest(http.MethodPost, paths[int(choice>>4)%len(paths)], bytes.NewReader(body))
@@ -165,6 +186,12 @@ func FuzzOTAToFirmware(f *testing.F) {
 			t.Fatalf("%d %s: %v", w.Code, w.Body, err)
 		}
 		flash := survive(t, w.Body.Bytes())
+		if strings.Contains(w.Body.String(), `"firmware":{`) {
+			var settings nvs
+			if a, err := readOTA(w.Body.Bytes(), &settings, images.own); err != nil || a.firmwareURL == "" || a.hasCode {
+				t.Errorf("the offer %s to a device that runs %q: %+v, %v", w.Body, images.own, a, err)
+			}
+		}
 		members := ports.Devices()
 		if len(members) > 1 || len(members) == 1 == approve {
 			t.Fatalf("%d devices, approval needed: %t", len(members), approve)

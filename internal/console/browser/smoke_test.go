@@ -279,7 +279,7 @@ func TestWhyOnAPhone(t *testing.T) {
 
 // paths are all pages, of a fleet with the first device.
 var paths = []string{"", "devices", "devices/" + first, "devices/" + first + "/tools?tool=" + volume, "devices/" + first + "/timeline", "devices/" + first + "/trace", "devices/" + first + "/catalog",
-	"devices/" + first + "/queue", "devices/" + first + "/access", "admissions", "jobs", "jobs/new", "events", "webhooks", "audit", "access", "access/policy",
+	"devices/" + first + "/queue", "devices/" + first + "/access", "admissions", "jobs", "jobs/new", "firmware", "firmware/roll", "events", "webhooks", "audit", "access", "access/policy",
 	"access/explain?key=admin&tool=" + volume + "&device=" + first + "&via=rest", "nodes", "doctor", "stats", "calls"}
 
 // violations are the serious findings of axe on the page.

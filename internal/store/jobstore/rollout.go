@@ -89,6 +89,11 @@ func (t *transaction) mark(ctx context.Context, s *jobs.Step) error {
 			return err
 		}
 	}
+	if s.Checked {
+		if _, err := t.exec(ctx, confirm, string(s.Task.Device)); err != nil {
+			return err
+		}
+	}
 	if s.Bar == "" {
 		return nil
 	}
@@ -211,6 +216,17 @@ func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]job
 func (s *Store) Unbar(ctx context.Context, id devices.ID) error {
 	return s.transact(ctx, "lifting a bar", func(ctx context.Context, t *transaction) error {
 		_, err := t.exec(ctx, `UPDATE firmware_devices SET barred_until = 0, reason = '' WHERE device = $1`, string(id))
+		return err
+	})
+}
+
+// confirm notes that a device has checked in.
+const confirm = `UPDATE firmware_devices SET unconfirmed_at = 0 WHERE device = $1`
+
+// ConfirmImage implements jobs.Store.
+func (s *Store) ConfirmImage(ctx context.Context, id devices.ID) error {
+	return s.transact(ctx, "noting that a device has checked in", func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, confirm, string(id))
 		return err
 	})
 }

@@ -98,6 +98,35 @@ func testFacts(t *testing.T, db Database) {
 	db.checkCounts(t)
 }
 
+// testLateCheck: a device checks in at one node and connects to another, which may write first what `initialize` says: that has neither the
+// ELF nor the hardware, which the check adds then, unless the device runs another version meanwhile.
+func testLateCheck(t *testing.T, db Database) {
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	s := openStore(t, db.URL)
+	db.add(t, "x", "other")
+	save := func(f devices.Check) {
+		t.Helper()
+		s.SaveFacts(f)
+		settle(t, s)
+	}
+	for _, id := range []devices.ID{"x", "other"} {
+		save(devices.Check{Device: id, Facts: devices.Facts{Board: "b", Firmware: "2.0", CheckedAt: now}})
+	}
+	check := devices.Check{Device: "x", Facts: devices.Facts{Board: "b", Firmware: "2.0", ELF: "e", Chip: "esp32s3", CheckedAt: now.Add(-time.Second)}, Details: `{"flash_size":1}`}
+	save(check)
+	if got := find(t, s, "x").Device; got.ELF != "e" || got.Chip != "esp32s3" || !got.CheckedAt.Equal(now) {
+		t.Errorf("%+v", got.Facts)
+	}
+	if n := db.Count(t, `SELECT count(*) FROM device_images WHERE device = 'x' AND elf_sha256 = 'e' AND details <> ''`); n != 1 {
+		t.Errorf("%d images", n)
+	}
+	check.Device, check.Firmware = "other", "1.0"
+	save(check)
+	if got := find(t, s, "other").Device; got.ELF != "" || got.Firmware != "2.0" {
+		t.Errorf("an older version: %+v", got.Facts)
+	}
+}
+
 // A node whose clock is wrong neither loses what devices report to it, nor keeps other nodes from replacing it.
 func testFactsOfWrongClocks(t *testing.T, db Database) {
 	now := time.Now().UTC().Truncate(time.Microsecond)

@@ -134,14 +134,20 @@ func testSteps(t *testing.T, f *jobFleet) {
 		f.step(t, &j, 2, func(step *jobs.Step) { step.See(formerCheck) })
 	}
 	marks, err := s.Marks(t.Context(), macs(2, 2))
-	if m := marks[mac(2)]; err != nil || !m.BarredUntil.After(s.Now()) || m.Reason == "" || m.Unconfirmed.IsZero() {
+	if m := marks[mac(2)]; err != nil || !m.BarredUntil.After(s.Now()) || m.Reason == "" || !m.Unconfirmed.IsZero() {
 		t.Errorf("%+v, %v", marks, err)
 	}
 	if err := s.Unbar(t.Context(), mac(2)); err != nil {
 		t.Fatal(err)
 	}
-	if marks, _ := s.Marks(t.Context(), macs(2, 2)); !marks[mac(2)].BarredUntil.IsZero() || marks[mac(2)].Unconfirmed.IsZero() {
+	if marks, _ := s.Marks(t.Context(), macs(2, 2)); !marks[mac(2)].BarredUntil.IsZero() {
 		t.Errorf("after it was lifted: %+v", marks)
+	}
+	if err := s.ConfirmImage(t.Context(), mac(1)); err != nil {
+		t.Fatal(err)
+	}
+	if marks, _ := s.Marks(t.Context(), macs(1, 1)); !marks[mac(1)].Unconfirmed.IsZero() {
+		t.Errorf("after the check of a device whose task was lost: %+v", marks)
 	}
 	byBefore, err := s.Changed(t.Context(), j.ID)
 	if err != nil || byBefore["old"] != 2 || len(byBefore) != 1 {

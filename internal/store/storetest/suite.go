@@ -36,6 +36,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a lease waits for no row", testLeaseBesideRows},
 		{"an older OTA check replaces nothing", testFacts},
 		{"an OTA check of a node with a wrong clock", testFactsOfWrongClocks},
+		{"an OTA check that is written after initialize", testLateCheck},
 		{"a device that is not there is not made", testForgotten},
 		{"counts follow every write", testCountsKept},
 		{"who was seen when", testSeen},

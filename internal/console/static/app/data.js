@@ -141,6 +141,13 @@ export function useNames(ids, moment = SLOW) {
   return (id) => names.get(id) || id;
 }
 
+// useImages reads the images of firmware jobs once; it returns a function from an id to an image that is known.
+export function useImages(jobs, can) {
+  const ids = can("firmware:read") ? jobs.flatMap((j) => j.spec.action.firmware?.image || []) : [];
+  const { data } = useData((signal) => (ids.length ? get("/v1/firmware" + query({ limit: 1000 }), signal) : null), [[...new Set(ids)].join()]);
+  return (id) => data?.items.find((i) => i.id === id);
+}
+
 // useEvents calls each with every message of the stream while the page is shown.
 export function useEvents(each) {
   const latest = useRef(each);

@@ -49,6 +49,9 @@ export function clock(at, { date = true, ms = false } = {}) {
   return date ? `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${time}` : time;
 }
 
+// short is what suffices of the id of an image.
+export const short = (id) => id.slice(0, 12);
+
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const count = (n) => Number(n ?? 0).toLocaleString("en");
 export const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;

@@ -13,7 +13,7 @@ import { Overview } from "./pages/overview.js";
 import { Devices } from "./pages/devices.js";
 import { Device } from "./pages/device.js";
 import { Admissions } from "./pages/admissions.js";
-import { Jobs, Job } from "./pages/jobs.js";
+import { Jobs, Job, waits } from "./pages/jobs.js";
 import { NewJob } from "./pages/newjob.js";
 import { Events } from "./pages/events.js";
 import { Audit } from "./pages/audit.js";
@@ -23,6 +23,7 @@ import { Stats } from "./pages/stats.js";
 import { Call } from "./pages/call.js";
 import { Webhooks } from "./pages/webhooks.js";
 import { Firmware } from "./pages/firmware.js";
+import { Roll } from "./pages/roll.js";
 
 // GROUPS are the navigation: pages with their paths and the scopes that they need.
 const GROUPS = [
@@ -54,7 +55,7 @@ function choose({ segments: [page, ...rest], query }, self, needs) {
     case "keys": case "policy": case "explain": case "access": return html`<${Access} tab=${["policy", "explain"].includes(rest[0] || page) ? "policy" : ""} ...${common} />`;
     case "nodes": return html`<${Nodes} ...${common} />`;
     case "doctor": return html`<${Doctor} ...${common} />`;
-    case "firmware": return html`<${Firmware} ...${common} />`;
+    case "firmware": return rest[0] === "roll" ? html`<${Roll} ...${common} />` : html`<${Firmware} ...${common} />`;
     case "webhooks": return html`<${Webhooks} ...${common} />`;
     case "stats": return html`<${Stats} ...${common} />`;
     case "calls": return html`<${Call} key=${rest[0]} id=${rest[0] || ""} ...${common} />`;
@@ -62,18 +63,19 @@ function choose({ segments: [page, ...rest], query }, self, needs) {
   return html`<${Page} title=${s.problem.title(404)}><${Empty}>${s.session.missing(line(location.pathname))} <${Link} href=${to(["devices"])}>${s.session.missingNext}<//><//><//>`;
 }
 
-// useNeeds reads what the navigation and several pages show: the counts of all devices, and the jobs that wait for a person.
+// useNeeds reads what the navigation and several pages show: the counts of all devices, the jobs that wait for a person, and those that
+// roll out firmware.
 function useNeeds(self) {
   const whole = Object.keys(self.devices || {}).length === 0;
   const fleet = useData((signal) => (allows(self, "devices:read") ? api.get("/v1/fleet", signal) : null), [self], { every: 60_000, settle: whole ? undefined : COUNTED });
   const jobs = useData(async (signal) => {
     if (!allows(self, "jobs:read")) return [];
     const lists = await Promise.all(["halted", "running"].map((state) => api.get("/v1/jobs" + api.query({ state, limit: 200 }), signal)));
-    return lists.flatMap((list) => list.items).filter((job) => job.state === "halted" || job.reason === "hold");
+    return lists.flatMap((list) => list.items).filter((job) => waits(job) || job.spec.action.firmware);
   }, [self], { every: 30_000 });
   useEvents((message) => {
     if (message.gap || message.events?.some((e) => e.type === "pending")) fleet.soon();
-    if (message.gap || message.events?.some((e) => e.type.startsWith("job."))) jobs.soon();
+    if (message.gap || message.events?.some((e) => e.type.startsWith("job.") && e.type !== "job.phase")) jobs.soon();
   });
   useActed(() => { fleet.soon(); jobs.soon(); });
   return { fleet, jobs };
@@ -84,7 +86,7 @@ const Count = ({ n }) => n > 0 && html`<span class="count">${n}<span class="away
 
 function Navigation({ self, page, needs }) {
   const [more, setMore] = useState(false);
-  const counts = { jobs: needs.jobs.data?.length, admissions: needs.fleet.data?.state.pending };
+  const counts = { jobs: needs.jobs.data?.filter(waits).length, admissions: needs.fleet.data?.state.pending };
   const further = PAGES.filter(([name, , scope]) => !BAR.has(name) && allows(self, scope));
   return html`<nav class=${more ? "main open" : "main"} aria-label="fleetd">
     <${Link} class="brand" href=${ROOT}>fleetd<//>

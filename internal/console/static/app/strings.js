@@ -1,5 +1,5 @@
 // Every sentence of the console, so that another language needs one other module. Functions take values.
-import { capital, count, duration, plural, since } from "./format.js";
+import { capital, count, duration, plural, short, since } from "./format.js";
 
 // codes has the words for the codes of the API, by kind, where the code itself is not the word. An entry that needs more than its
 // code is a function of the object that has it. Reasons and events are said of a device or a job, whose name comes before them.
@@ -16,7 +16,11 @@ export const codes = {
   mcp: { unknown: "tools not read yet", listing: "reading tools", ready: "tools ready", none: "no tools", unresponsive: "does not answer", error: "tools failed" },
   transport: { mqtt: "MQTT", websocket: "WebSocket" },
   jobReason: {
-    stop: ({ counts, spec }) => `${count(counts.failed + counts.unknown)} of ${plural(counts.total, "device")} failed${spec?.stop ? `, and its rule stops at ${spec.stop.failed || spec.stop.share}` : ""}`,
+    stop: ({ counts, spec, stage }) => {
+      const failed = counts.failed + counts.unknown, rule = spec?.stages?.[stage - 1]?.stop || spec?.stop;
+      return `${failed ? `${count(failed)} of ${plural(counts.total, "device")} failed` : "a device did not run the image"}${rule ? `, and its rule stops at ${rule.failed || rule.share}` : ""}`;
+    },
+    board_changed: "with the image, a device says that it is another board", astray: "devices were lost after an image that names another server",
     stage_not_passed: ({ stage }) => `too few devices of stage ${stage} succeeded`,
     confirmation: "a rule now requires a confirmation", key: "the key that created it has ended", restored: "the database is a restored backup", limit: "its key may not have so many open tasks", select: "its selection cannot be read",
     hold: ({ stage, spec }) => `waits at stage ${stage} of ${spec.stages.length} and needs your go-ahead`,
@@ -26,6 +30,19 @@ export const codes = {
     offline: "not connected", asleep: "asleep", later: "its time has not come", window: "outside of the window", stage: "its stage has not come",
     pace: "the pace", paused: "the job is paused", halted: "the job is halted", order: "an earlier job of this device",
     busy: "a conversation or another call", retry: "the next try", database: "the database", node: "its node",
+  },
+  // What a firmware task waits for, and why one failed or was refused: said of the device.
+  phase: {
+    called: "was told to restart", offered: "may fetch the image", loading: ({ bytes, size }) => `fetches the image: ${Math.floor((100 * bytes) / (size || 1))} %`, booting: "has the image and starts with it",
+    proving: ({ gate }) => `runs the image; ${word("gate", gate)}`,
+  },
+  gate: { connect: "it must connect", tools: "it must list its tools", status: "it must report its status", stay: "it must stay up" },
+  taskCode: {
+    rolled_back: "came back with its former image", image_refused: "refused the image", boot_loop: "restarted again and again", lost: "did not come back", no_check: "made no OTA check after its restart", download: "could not finish a download",
+    not_fetched: "did not fetch the image", other_image: "runs another image", contested: "shares its id with another device", board_changed: "says that it is another board", unconfirmed: "has not confirmed its image yet",
+    gate_connect: "did not connect with the image", gate_tools: "did not list its tools with the image", gate_status: "did not report its status with the image", gate_stay: "did not stay up with the image",
+    chip: "has another chip", chip_revision: "has another chip revision", flash_size: "has another flash size", slot: "has no room for the image", board: "is another board", version_aborts: "cannot compare the versions", version_equal: "runs this version already",
+    version_too_old: "runs firmware below v1.8.0", project: "runs another project", layout: "has another partition table", ota_url: "would get an image that names another server", not_admitted: "is not a member", check_unreadable: "sent an OTA check that cannot be read", barred: "is barred",
   },
   kind: {
     online: "connected", offline: "disconnected", catalog: "tools changed", photo: "photo", firmware: "firmware changed", pending: "waits for approval", contested: "id contested",
@@ -37,11 +54,12 @@ export const codes = {
     offline: ({ reason, n }) => word("reason", reason, n),
     catalog: "changed tools",
     photo: "took a photo",
-    firmware: ({ from, to }) => `changed its firmware from ${from?.version} to ${to?.version}`,
+    firmware: ({ from, to, n }) => `changed ${n > 1 ? "their" : "its"} firmware from ${from?.version} to ${to?.version}`,
     pending: ({ known }) => (known ? "asked for approval as another client: a copy?" : "asked for approval"),
     contested: "became contested: two clients use one id",
     "job.started": ({ created_by: by, counts }) => `was started by ${by} on ${plural(counts?.total, "device")}`,
     "job.stage": ({ stage }) => `opened stage ${stage}`,
+    "job.phase": (task) => word("phase", task.phase, task),
     "job.paused": "was paused",
     "job.halted": (job) => `was halted: ${job.counts ? word("jobReason", job.reason, job) : job.reason}`,
     "job.resumed": "goes on",
@@ -75,7 +93,7 @@ export const codes = {
   // What the audit records, of a person: it is followed by the device, if there is one.
   did: {
     approve: "approved", revoke: "revoked", forget: "forgot", rotate: "gave new credentials to", edit: "changed", refuse: "refused a client of", import: "imported devices", trace: "began a trace of", trace_read: "read the trace of", trace_end: "ended the trace of",
-    delete_photo: "deleted a photo of", "create job": "created a job", "edit job": "changed a job", "pause job": "paused a job", "resume job": "resumed a job", "cancel job": "cancelled a job", "retry job": "repeated tasks of a job", "advance job": "opened the next stage of a job",
+    delete_photo: "deleted a photo of", "create job": "created a job", "edit job": "changed a job", "pause job": "paused a job", "resume job": "resumed a job", "cancel job": "cancelled a job", "retry job": "repeated tasks of a job", "roll firmware": "rolled out firmware", "rollback job": "took back a firmware job", "lift firmware bar": "lifted the firmware bar of", "advance job": "opened the next stage of a job",
     "cancel task": "cancelled a task of", create: "made a key", set: "changed the rules", file: "read the rules from a file", console_code: "made a link to the console", console_login: "opened the console", console_logout: "left the console", start: "started", stop: "stopped", gap: "entries are missing",
     add_firmware: "added a firmware image", edit_firmware: "changed a firmware image", delete_firmware: "deleted a firmware image", create_webhook: "made a webhook", edit_webhook: "changed a webhook", delete_webhook: "deleted a webhook", rotate_all: "gave new credentials to all devices", rotate_secret: "changed the fleet's secret", rotate_admin: "changed the admin token", import_chips: "imported keys of chips", remove_chip: "removed the key of a chip", prove: "proved its hardware:",
   },
@@ -87,10 +105,10 @@ export const codes = {
   },
   scope: {
     "devices:read": "see devices", "devices:write": "change, approve and revoke devices", "photos:read": "see photos", "tools:call": "call tools", "tools:call:user": "call all tools, user-only ones as well", "events:read": "follow events", "jobs:read": "see jobs",
-    jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add and delete firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
+    jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add, delete and roll out firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
-  imageCause: { foreign: "not by fleetd" },
+  imageCause: { job: "by a job", rolled_back: "the device went back", foreign: "not by fleetd" },
   fitness: { fit: "could get it", already: "run it", waits: "must wait", blocked: "cannot get it" },
   verdict: { passed: "passes", decided: "decides", not_reached: "not reached" },
   // What a step of an explanation does here.
@@ -286,7 +304,7 @@ export const s = {
     none: "Nothing needs attention.",
     unknown: (pages) => `Not known now: ${pages}.`,
     look: "Look", continue: "Continue", approve: "Approve", compare: "Compare", test: "Test",
-    halted: (why) => `was halted: ${why}`,
+    halted: (why) => `was halted: ${why}`, rolls: (counts, done, stage, stages) => `is being rolled out: ${count(done)} of ${plural(counts.total, "device")}${stages > 1 ? `, stage ${stage} of ${stages}` : ""}`,
     waits: (n) => `${n === 1 ? "waits" : "wait"} for approval`,
     copy: (online) => `is claimed by a second client${online ? ", and is online" : ""}: a copy?`,
     contested: "has an id that two clients use now",
@@ -316,7 +334,7 @@ export const s = {
     strangers: "Refused devices", noStrangers: "No device was refused.",
   },
   jobs: {
-    title: "Jobs", unnamed: "A job", new: "New job", empty: "No jobs yet. A job does one thing on many devices, at a pace, and stops by itself when too many fail.",
+    title: "Jobs", unnamed: (action) => (action === "firmware" ? "A firmware rollout" : "A job"), new: "New job", empty: "No jobs yet. A job does one thing on many devices, at a pace, and stops by itself when too many fail.",
     restored: "A restore halted jobs; resume them.",
     columns: { job: "Job", state: "State", devices: "Devices", progress: "Progress", created: "Created" },
     noneSo: "No job is in this state.",
@@ -336,8 +354,8 @@ export const s = {
     planDevices: (n, online) => `${plural(n, "device")}, of which ${count(online)} connected now`,
     limits: "Limits",
     // guard says what keeps a job from doing harm: the pace and the rule that stops it.
-    guard: ({ pace, stop }) => `It runs on ${pace?.concurrency ? `at most ${plural(pace.concurrency, "device")}` : "some devices"} at the same time and ${stop?.failed || stop?.share ? `stops by itself when ${[stop.failed && count(stop.failed), stop.share].filter(Boolean).join(" or ")} failed` : "has no rule that stops it"}.`,
-    risk: (n, all) => (n >= all ? `All ${plural(all, "device")} can fail or get lost before it stops.` : `At most ${plural(n, "device")} can fail or get lost before it stops.`),
+    guard: ({ pace, stop, stages }) => `It runs on ${pace?.concurrency ? `at most ${plural(pace.concurrency, "device")}` : "some devices"} at the same time and ${stop?.failed || stop?.share ? `stops by itself when ${[stop.failed && count(stop.failed), stop.share].filter(Boolean).join(" or ")} failed` : "has no rule that stops it"}${stages?.[0]?.stop?.failed ? `, in stage 1 when ${count(stages[0].stop.failed)} failed` : ""}.`,
+    risk: (n, all) => (n >= all ? `${all === 1 ? "The device" : `All ${plural(all, "device")}`} can fail or get lost before it stops.` : `At most ${plural(n, "device")} can fail or get lost before it stops.`),
     allRefused: "Every one of these devices would be refused, so there is nothing to start.", noDevices: "No device matches, so there is nothing to start.",
     needs: {
       hold: (stage, stages) => `Stage ${stage} of ${stages} has passed, and the job waits for a person.`, halted: (why) => `The job was halted: ${why}.`, paused: (why) => `The job is paused${why ? `: ${why}` : ""}.`,
@@ -352,7 +370,10 @@ export const s = {
     changed: "The form changed: show again what it would do.",
     pause: "Pause", resume: "Resume", cancel: "Cancel the job", cancelAsk: "Waiting tasks are cancelled; running ones end.",
     retryFailed: "Try the failed ones again", advance: "Next stage", open: (stage) => `Open stage ${stage}`,
-    report: "Report (CSV)", tasks: "Tasks", noTasks: "No tasks match.",
+    report: "Report (CSV)", running: "Running now", phase: "What it does", flashes: "Flashes", tasks: "Tasks",
+    inGroup: "The jobs of one rollout.", every: "All jobs", group: "Same rollout", takeBack: "Take back", takesBack: "Takes back", takenBack: "Taken back by",
+    takeBackAsk: (name) => `${name}: its waiting tasks are cancelled, and every device that got the image gets back what it ran before, if that is stored.`,
+    unreachable: (n) => `${plural(n, "device")} cannot be brought back: the image that they had is not stored.`, noTasks: "No tasks match.",
     taskColumns: { device: "Device", state: "State", why: "Why", result: "Result", took: "Took", ended: "Ended" },
     outcome: "Outcome",
     stage: "Stage", round: "Round", by: "Created by", begun: "Begun", ended: "Ended", next: "Next", missed: "Missed beginnings",
@@ -409,6 +430,12 @@ export const s = {
     removeUsed: (name, devices) => `Delete ${name}? ${devices} run it, and lose their way back to it.`,
     add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",
     fit: (n) => (n === 1 ? "It has an image that devices can run." : `It has ${n} images that devices can run.`), dropped: "Left out:",
+    job: (id, image, back) => `${back ? "Back to firmware" : "Firmware"} ${image ? `${image.version} for ${image.boards.join(", ")}` : short(id)}`,
+    roll: "Roll out", rollTitle: "Roll out firmware", stay: "How long a device must stay up with it", restart: "Restart connected devices", restarts: { idle: "when no conversation is open", never: "no, wait for their next start" },
+    allow: "The check keeps devices from it. Give it all the same to one that:", left: (n) => `${plural(n, "device")} of these ${n === 1 ? "runs" : "run"} it already.`, nothingLeft: "No other device could get it, so there is nothing to start.",
+    noWayBack: (n) => `${plural(n, "device")} could not get back what ${n === 1 ? "it runs" : "they run"} now: that is not stored, or would not fit.`, noDevice: (n) => `${plural(n, "further image")} of the release: for boards that no selected device has.`,
+    stages: (list) => list.map((x) => `${x.ok}${x.soak ? `, then ${x.soak}` : ""}`).join("; "),
+    bar: (why) => `The device gets no firmware for now: ${why}`, lift: "Lift the bar", liftAsk: "Jobs may give the device firmware again.", waits: (why) => `waits for firmware${why ? `: ${why}` : ""}`,
     checkTitle: "Who could get it?", target: "Release, or the first 12 digits of an image", select: "Devices, as a selection (all if empty)", nobody: "No device is selected.",
     running: "Versions that devices run", nothing: "no device has checked in yet",
   },

@@ -1,13 +1,13 @@
 // What is wrong now, worst first: one sentence and one way out each. Only what the key may read is asked.
 import { html } from "../html.js";
-import { get, query as encode } from "../api.js";
-import { useData, useNames } from "../data.js";
+import { get, path, query as encode } from "../api.js";
+import { useData, useImages, useNames } from "../data.js";
 import { capital } from "../format.js";
 import { Link, to } from "../route.js";
 import { s, word } from "../strings.js";
 import { Panel } from "../ui.js";
 import { line } from "../untrusted.js";
-import { named } from "./jobs.js";
+import { ended, named, waits } from "./jobs.js";
 import { readiness } from "./nodes.js";
 
 const SOON = 15_000, LATER = 60_000; // how often parts without events are read
@@ -31,18 +31,26 @@ export function useAttention({ can, needs, stats }) {
   };
   const unknown = Object.keys(parts).filter((name) => parts[name].error && ![403, 404].includes(parts[name].error.status)).map((name) => s.pages[name]);
   const groups = (parts.events.data?.groups || []).filter((g) => CAUSES.includes(g.cause));
-  const name = useNames(groups.flatMap((g) => (g.devices.length > FEW ? [] : g.devices)));
+  // Of a rollout that one device has halted, the device says more than the rule.
+  const jobs = needs.jobs.data || [], image = useImages(jobs, can), halted = jobs.filter((j) => j.spec.action.firmware && j.state === "halted" && j.reason === "stop" && j.counts.failed + j.counts.unknown < 2);
+  const culprits = useData((signal) => Promise.all(halted.slice(0, FEW).map(async (j) => (await get(path("v1", "jobs", j.id, "tasks") + encode({ limit: 1000 }), signal)).items.find((t) => t.code && ["", "failed"].includes(t.outcome)))), [halted.map((j) => j.id).join()]);
+  const failed = (culprits.data || []).filter(Boolean);
+  const name = useNames([...groups.flatMap((g) => (g.devices.length > FEW ? [] : g.devices)), ...failed.map((t) => t.device)]);
   const loaded = Object.values(parts).every((part) => part.at || part.error);
-  return { unknown, doctor: parts.doctor.data, lines: loaded ? lines({ ...parts, groups, name }, can, counts) : null };
+  return { unknown, doctor: parts.doctor.data, lines: loaded ? lines({ ...parts, groups, name, image, failed }, can, counts) : null };
 }
 
-// lines are {bad, name, text, to, way}, the bad ones first.
-function lines({ jobs, admissions, stats, webhooks, nodes, doctor, groups, name }, can, counts) {
+// lines are {bad, name, text, to, way}, the bad ones first, and last those that are calm: they need nobody.
+function lines({ jobs, admissions, stats, webhooks, nodes, doctor, groups, name, image, failed }, can, counts) {
   const found = [];
   const add = (bad, who, text, to_, way = a.look) => found.push({ bad, name: line(who, 160), text: line(text, 240), to: to_, way });
   for (const j of jobs.data || []) {
-    const halted = j.state === "halted", why = word("jobReason", j.reason, j);
-    add(halted, named(j), halted ? a.halted(why) : why, to(["jobs", j.id]), halted || !can("jobs") ? a.look : a.continue);
+    const halted = j.state === "halted", task = halted && failed.find((t) => t.job === j.id), why = task ? `${name(task.device)} ${word("taskCode", task.code)}` : word("jobReason", j.reason, j);
+    if (!waits(j)) {
+      found.push({ bad: -1, name: named(j, image), text: a.rolls(j.counts, ended(j.counts), j.stage, j.spec.stages?.length), to: to(["jobs", j.id]), way: a.look });
+      continue;
+    }
+    add(halted, named(j, image), halted ? a.halted(why) : why, to(["jobs", j.id]), halted || !can("jobs") ? a.look : a.continue);
   }
   for (const h of webhooks.data?.items || []) if (h.state !== "active") add(true, h.url, word("webhookReason", h.state, h), to(["webhooks"]), a.test);
   for (const [part, why] of Object.entries(nodes.data?.down || {})) add(true, a.node, a.down(part, why), can("admin") ? to(["nodes"]) : to(["stats"]));
@@ -67,7 +75,9 @@ function lines({ jobs, admissions, stats, webhooks, nodes, doctor, groups, name 
 
 export function Attention({ lines: all, unknown }) {
   const rest = unknown.length > 0 && html`<p class="told">${a.unknown(unknown.join(", "))}</p>`;
-  if (!all?.length) return html`<section class="panel"><p class="told"><span class=${all ? "ok" : ""} aria-hidden="true">${all ? "✓" : "…"}</span> ${all ? a.none : s.loading}</p>${rest}</section>`;
-  return html`<${Panel} title=${a.title(all.length)}><ul class="wrong">${all.map((x, i) => html`<li key=${i}>
-      <span class=${x.bad ? "bad" : "warn"} aria-hidden="true">${x.bad ? "✕" : "◐"}</span><span>${x.name && html`<b><bdi>${x.name}</bdi></b> `}<bdi>${x.text}</bdi></span><${Link} class="button small" href=${x.to} aria-label=${`${x.way}: ${x.name || x.text}`}>${x.way}<//></li>`)}</ul>${rest}<//>`;
+  const wrong = all?.filter((x) => x.bad >= 0).length;
+  const list = all?.length > 0 && html`<ul class="wrong">${all.map((x, i) => html`<li key=${i}>
+      <span class=${["", "warn", "bad"][x.bad + 1]} aria-hidden="true">${["▶", "◐", "✕"][x.bad + 1]}</span><span>${x.name && html`<b><bdi>${x.name}</bdi></b> `}<bdi>${x.text}</bdi></span><${Link} class="button small" href=${x.to} aria-label=${`${x.way}: ${x.name || x.text}`}>${x.way}<//></li>`)}</ul>`;
+  if (wrong) return html`<${Panel} title=${a.title(wrong)}>${list}${rest}<//>`;
+  return html`<section class="panel"><p class="told"><span class=${all ? "ok" : ""} aria-hidden="true">${all ? "✓" : "…"}</span> ${all ? a.none : s.loading}</p>${list}${rest}</section>`;
 }

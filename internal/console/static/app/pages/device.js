@@ -15,6 +15,7 @@ import { Trace } from "./trace.js";
 import { Catalogs } from "./catalog.js";
 import { Queue, DeviceAccess } from "./deviceaccess.js";
 import { Explanation } from "./call.js";
+import { DeviceFirmware } from "./firmware.js";
 import { Clients, isClaimed } from "./waiting.js";
 
 const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["trace", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
@@ -67,6 +68,7 @@ function FactsPage({ device: d, reload, query, self, can }) {
       [f.client, d.client && html`<code>${line(d.client)}</code>`], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
       [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
     ]} /><//>
+    ${can("firmware:read") && html`<${DeviceFirmware} device=${d} can=${can} />`}
     ${can("jobs:read") && html`<${Queue} device=${d} can=${can} />`}
     ${can("devices:write") && html`<${Edit} device=${d} reload=${reload} />`}</div></div>
     <${Command} cli=${["devices", "show", d.id]} url=${path("v1", "devices", d.id)} />`;

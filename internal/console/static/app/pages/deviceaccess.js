@@ -1,7 +1,7 @@
 // A device's queue of tasks, its credentials, and the decisions about it.
 import { html } from "../html.js";
 import { get, path, query as encode, request } from "../api.js";
-import { useActed, useData, useEvents } from "../data.js";
+import { useActed, useData, useEvents, useImages } from "../data.js";
 import { capital, clock } from "../format.js";
 import { go, Link, to } from "../route.js";
 import { s, word } from "../strings.js";
@@ -18,13 +18,14 @@ export function Queue({ device, can }) {
     const [{ items }, jobs] = await Promise.all([get(url, signal), get("/v1/jobs" + encode({ device: device.id, limit: 200 }), signal)]);
     return items.map((t) => ({ ...t, spec: jobs.items.find((j) => j.id === t.job)?.spec }));
   }, [device.id, device.state]);
-  useEvents((message) => (message.gap || message.events?.some((e) => e.type.startsWith("job.") || (e.type === "task" && e.data.device === device.id))) && tasks.soon());
+  useEvents((message) => (message.gap || message.events?.some((e) => (e.data.device ? e.type === "task" && e.data.device === device.id : e.type.startsWith("job.")))) && tasks.soon());
   useActed(tasks.soon);
+  const image = useImages((tasks.data || []).filter((t) => t.spec), can);
   const cancel = (job) => async () => { await request("POST", path("v1", "devices", device.id, "tasks", job, "cancel")); tasks.reload(); };
   return html`<${Panel} title=${q.title} data-test="queue"><${Loaded} from=${tasks}>${(items) => (items.length ? html`<ul class="wrong whole">${items.map((t) => html`<li key=${t.job + t.round}><span aria-hidden="true">${t.state === "running" ? "▶" : "◐"}</span>
-      <span><b><${Link} href=${to(["jobs", t.job])}><bdi>${line(t.spec ? what(t.spec.action) : t.job, 300)}</bdi><//></b>${t.spec?.action.call && html` <small class="mono">${line(t.spec.action.call.tool)}</small>`}<br />
+      <span><b><${Link} href=${to(["jobs", t.job])}><bdi>${line(t.spec ? what(t.spec.action, image) : t.job, 300)}</bdi><//></b>${t.spec?.action.call && html` <small class="mono">${line(t.spec.action.call.tool)}</small>`}<br />
         <small>${line([t.spec?.note, t.state === "running" ? q.running : q.waits(word("taskReason", t.reason)), t.due_at && q.due(clock(t.due_at))].filter(Boolean).join(", "), 400)}</small></span>
-      <span>${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.cancel} name=${q.cancel(line(t.spec ? what(t.spec.action) : t.job, 60))} act=${cancel(t.job)} />`}</span></li>`)}</ul>` : html`<p class="told">${q.empty}</p>`)}<//>
+      <span>${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.cancel} name=${q.cancel(line(t.spec ? what(t.spec.action, image) : t.job, 60))} act=${cancel(t.job)} />`}</span></li>`)}</ul>` : html`<p class="told">${q.empty}</p>`)}<//>
     <${Command} cli=${["queue", device.id]} url=${url} /><//>`;
 }
 

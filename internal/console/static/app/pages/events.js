@@ -100,4 +100,4 @@ export function Events({ query }) {
 }
 
 const Row = ({ event: { type, data }, who }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { date: false, ms: true })}</time><span class=${SIGNS[type]?.[1] || ""} aria-hidden="true">${SIGNS[type]?.[0] || "▶"}</span>
-  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed, 60)}<//> `}${line(describe(type, data), 200)}${data.device && data.job && html` <${Link} href=${to(["jobs", data.job])}>${codes.kind.job}<//>`}</span></li>`;
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${who === data.device ? who : line(who, 60)}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${line(data.note || s.jobs.unnamed(data.action), 60)}<//> `}${line(describe(type, data), 200)}${data.device && data.job && html` <${Link} href=${to(["jobs", data.job])}>${codes.kind.job}<//>`}</span></li>`;

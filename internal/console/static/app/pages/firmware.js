@@ -2,18 +2,24 @@
 import { html, useState } from "../html.js";
 import { get, now, path, query as encode, request } from "../api.js";
 import { useData, useEvents } from "../data.js";
-import { count, plural } from "../format.js";
+import { capital, count, plural, short } from "../format.js";
 import { Link, go, setQuery, to } from "../route.js";
 import { s, word } from "../strings.js";
-import { Ask, Command, Grid, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
+import { Ask, Command, Grid, Loaded, Outcome, Page, Pager, Panel, Problem, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 import { recent } from "./events.js";
+import { taskWhy } from "./jobs.js";
 import { Shares } from "./overview.js";
 
 const f = s.firmware, c = f.columns;
-const release = (i) => `${i.project}@${i.version}`;
-const short = (id) => id.slice(0, 12);
+export const release = (i) => `${i.project}@${i.version}`;
 const TONES = { fit: "good", already: "good", waits: "neutral", blocked: "bad" };
+
+// targetOf reads the name of a release, or the id of an image.
+export const targetOf = (what) => (what.includes("@") || /^\d+\./.test(what) ? { release: what } : { image: what });
+
+// RollLink leads to the rollout of a release or an image.
+const RollLink = ({ can, image, select }) => can("firmware") && can("jobs") && html`<${Link} class="button" href=${to(["firmware", "roll"], { image, select })}>${f.roll}<//>`;
 
 // Findings are sentences of the node; the code is what a job allows.
 const Findings = ({ items }) => items.length > 0 && html`<ul class="plain">${items.map((x) => html`<li key=${x.code}><${Outcome} tone=${x.severity === "error" ? "bad" : "neutral"}><${Said} text=${x.text} max=${400} /><//></li>`)}</ul>`;
@@ -26,7 +32,7 @@ export function Firmware({ query, can }) {
     <section class="panel" data-test="images"><header><h2>${f.images}</h2></header><${Loaded} from=${list}>${({ items }) => (items.length ? html`<${Grid} columns=${columns} items=${items} id=${(i) => i.id} />` : html`<p class="blank">${f.empty}</p>`)}<//></section>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(next) => setQuery({ cursor: next })} />
     ${can("firmware") && html`<${Upload} onAdded=${list.reload} />`}
-    <${Check} query=${query} />
+    <${Check} query=${query} can=${can} />
     ${can("devices:read") && html`<${Running} />`}
     ${can("events:read") && html`<${Changes} />`}
     <${Command} cli=${["firmware", "list"]} url="/v1/firmware" />`;
@@ -40,7 +46,7 @@ const COLUMNS = [
 
 function Buttons({ image: i, can, onChange }) {
   const remove = async () => { await request("DELETE", path("v1", "firmware", i.id) + encode({ force: i.devices > 0 })); onChange(); };
-  return html`<div class="buttons"><button type="button" onClick=${() => go(to(["firmware"], { image: short(i.id) }))}>${f.check}</button>
+  return html`<div class="buttons"><button type="button" onClick=${() => go(to(["firmware"], { image: short(i.id) }))}>${f.check}</button><${RollLink} can=${can} image=${release(i)} />
     ${can("firmware") && html`<${Ask} label=${f.remove} danger act=${remove} question=${i.devices > 0 ? f.removeUsed(line(release(i), 80), plural(i.devices, "device")) : f.removeAsk(line(release(i), 80))} />`}</div>`;
 }
 
@@ -76,19 +82,18 @@ function Upload({ onAdded }) {
 }
 
 // Check says who could get an image, or the images of a release.
-function Check({ query }) {
+function Check({ query, can }) {
   const what = query.get("image") || "", select = query.get("select") || "", after = query.get("after") || "";
-  const target = what.includes("@") || /^\d+\./.test(what) ? { release: what } : { image: what };
   const submit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
     setQuery({ image: form.get("image").trim(), select: form.get("select").trim(), after: "" });
   };
-  const found = useData((signal) => (what ? get("/v1/firmware/check" + encode({ ...target, select, cursor: after, limit: 50 }), signal) : null), [what, select, after]);
+  const found = useData((signal) => (what ? get("/v1/firmware/check" + encode({ ...targetOf(what), select, cursor: after, limit: 50 }), signal) : null), [what, select, after]);
   return html`<section class="panel" data-test="check"><header><h2>${f.checkTitle}</h2></header>
     <form class="told" onSubmit=${submit} key=${what + select}><div class="field"><label for="check-image">${f.target}</label><input id="check-image" name="image" required spellcheck=${false} autocapitalize="off" placeholder="xiaozhi@2.4.2" defaultValue=${what} /></div>
       <div class="field"><label for="check-select">${f.select}</label><input id="check-select" name="select" spellcheck=${false} autocapitalize="off" placeholder="room=lab" defaultValue=${select} /></div>
-      <div class="actions"><button class="primary">${f.check}</button></div></form>
+      <div class="actions"><button class="primary">${f.check}</button>${what && html`<${RollLink} can=${can} image=${what} select=${select} />`}</div></form>
     ${what && html`<${Loaded} from=${found}>${({ counts, items, next_cursor: next }) => html`
       ${counts && html`<div class="told"><p data-test="counts">${plural(counts.devices, "device")}: ${Object.keys(TONES).filter((v) => counts.verdicts[v]).map((verdict) => html`<${Outcome} key=${verdict} tone=${TONES[verdict]}>${count(counts.verdicts[verdict])} ${word("fitness", verdict)}<//> `)}</p>
         ${Object.keys(counts.findings).length > 0 && html`<ul class="plain">${Object.entries(counts.findings).map(([code, n]) => html`<li key=${code}>${count(n)} × <code>${line(code, 40)}</code></li>`)}</ul>`}</div>`}
@@ -119,3 +124,14 @@ function Changes() {
 const CHANGES = [
   { name: c.device, text: (e) => e.device, cell: (e) => html`<${Link} href=${to(["devices", e.device, "timeline"])}>${line(e.device, 40)}<//>`, keep: true, bare: true }, { name: c.from, text: (e) => e.from.version, keep: true }, { name: c.to, text: (e) => e.to.version, keep: true },
   { name: c.board, text: (e) => e.board }, { name: c.cause, text: (e) => word("imageCause", e.cause) }, { name: c.at, text: (e) => e.time, cell: (e) => html`<${Time} at=${e.time} />`, keep: true }];
+
+// DeviceFirmware says why a device gets no firmware, and how far the task has come that gives it some. Without both it shows nothing.
+export function DeviceFirmware({ device, can }) {
+  const url = path("v1", "devices", device.id, "firmware");
+  const own = useData((signal) => get(url, signal), [device.id, device.firmware, device.state]);
+  useEvents((message) => (message.gap || message.events?.some((e) => e.data.device === device.id && ["job.phase", "task"].includes(e.type))) && own.soon());
+  const { bar, last } = own.data || {}, lift = async () => { await request("DELETE", `${url}/bar`); own.reload(); };
+  return (bar || last) && html`<${Panel} title=${s.pages.firmware} data-test="device-firmware"><div class="told">
+    ${bar && html`<p class="plain"><${Outcome} tone="bad">${line(f.bar(bar), 600)}<//></p>${can("firmware") && html`<div class="actions"><${Ask} label=${f.lift} question=${f.liftAsk} act=${lift} /></div>`}`}
+    ${last && html`<p><${Link} href=${to(["jobs", last.job])}>${capital(last.state === "running" ? taskWhy(last) : f.waits(taskWhy(last)))}<//></p>`}</div><//>`;
+}

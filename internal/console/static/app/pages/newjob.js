@@ -25,10 +25,7 @@ export function NewJob({ query, can }) {
   const [values, setValues] = useState(() => new Map());
   const [faults, setFaults] = useState(() => new Map());
   const [form, setForm] = useState({ when: "idle", busy: "" });
-  const [plan, setPlan] = useState(null); // {body, answer}
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
-  const once = useRef("");
+  const planned = usePlan(), { plan, error, clear } = planned;
 
   // The tools that are offered are those of one device of the selection.
   const example = useData(async (signal) => {
@@ -43,39 +40,19 @@ export function NewJob({ query, can }) {
 
   const show = async (event) => {
     event.preventDefault();
-    setError(null);
-    setPlan(null);
     const encoded = list ? encodeForm(list, values) : { text: form.json || "{}", faults: new Map() };
     setFaults(encoded.faults);
-    if (kind === "call" && encoded.faults.size) return;
-    let body;
-    try {
-      body = write({ kind, select, ids, tool, text: encoded.text, form });
-      setPlan({ body, answer: await request("POST", "/v1/jobs?dry_run=true", { body }) });
-      once.current = random();
-    } catch (problem) {
-      setError(problem);
-    }
-  };
-  const start = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      const job = await request("POST", "/v1/jobs", { body: plan.body, headers: { "Idempotency-Key": once.current }, what: `${s.jobs.start(plan.answer.devices)}. ${s.jobs.guard(plan.answer.spec)} ${s.jobs.risk(plan.answer.at_risk, plan.answer.devices)}` });
-      go(to(["jobs", job.id]));
-    } catch (problem) {
-      setError(problem);
-      setBusy(false);
-    }
+    clear();
+    if (kind !== "call" || !encoded.faults.size) await planned.show("/v1/jobs", () => write({ kind, select, ids, tool, text: encoded.text, form }));
   };
   return html`<${Page} title=${s.jobs.new} />
-    <form onSubmit=${show} onInput=${() => setPlan(null)} noValidate>
+    <form onSubmit=${show} onInput=${clear} noValidate>
       <section class="card"><h2>${s.jobs.which}</h2>${ids.length ? html`<p data-test="chosen">${s.jobs.chosen(ids.length)}</p>` : html`<div class="field"><label for="select">${s.jobs.selectHint}</label><input id="select" value=${select} spellcheck=${false} autocapitalize="off" onChange=${(e) => setSelect(e.target.value.trim())} /></div>
         <label class="check"><input type="checkbox" checked=${form.follow} onChange=${set("follow")} /> ${s.jobs.follow}</label>`}</section>
       <section class="card"><h2>${s.jobs.action}</h2><div class="chips" role="radiogroup" aria-label=${s.jobs.action}>${Object.entries(s.jobs.actions).map(([name, text]) => html`<label class="check chip" key=${name}><input type="radio" name="kind" checked=${kind === name} onChange=${() => setKind(name)} /> ${text}</label>`)}</div>
         ${kind === "call" && html`<div class="field"><label for="tool">${s.jobs.tool}</label><input id="tool" list="tools" value=${tool} spellcheck=${false} autocapitalize="off" autocomplete="off" onInput=${(e) => { setTool(e.target.value); setValues(new Map()); }} />
             <datalist id="tools">${tools.map((t, i) => html`<option key=${i} value=${t.name}></option>`)}</datalist></div>
-          ${list ? html`<${Fields} list=${list} values=${values} faults=${faults} onChange=${(v) => { setValues(v); setPlan(null); }} />`
+          ${list ? html`<${Fields} list=${list} values=${values} faults=${faults} onChange=${(v) => { setValues(v); clear(); }} />`
             : html`<div class="field"><label for="json">${s.tools.asJSON}</label><textarea id="json" class="mono" rows="4" spellcheck=${false} value=${form.json ?? "{}"} onInput=${set("json")}></textarea></div>`}
           <label class="check"><input type="checkbox" checked=${form.repeatable} onChange=${set("repeatable")} /> ${s.jobs.repeatable}</label>`}
         ${kind === "message" && html`<div class="field"><label for="status">${s.jobs.status}</label><input id="status" value=${form.status ?? ""} onInput=${set("status")} /></div><div class="field"><label for="message">${s.jobs.message}</label><textarea id="message" rows="3" value=${form.message ?? ""} onInput=${set("message")}></textarea></div>`}
@@ -85,7 +62,39 @@ export function NewJob({ query, can }) {
       <${Problem} error=${error}>${error?.problem?.errors?.map((f, i) => html`<p key=${i}><code>${line(f.pointer, 80)}</code> ${line(f.detail, 200)}</p>`)}<//>
       <div class="actions"><button class=${plan ? "" : "primary"}>${s.jobs.dryRun}</button></div>
     </form>
-    ${plan && html`<${Plan} plan=${plan.answer} body=${plan.body} busy=${busy} onStart=${start} />`}`;
+    ${plan && html`<${Plan} of=${planned} />`}`;
+}
+
+// usePlan shows what jobs would do, and starts the same ones.
+export function usePlan() {
+  const [plan, setPlan] = useState(null); // {url, body, items}
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const once = useRef("");
+  const show = async (url, write) => {
+    setError(null);
+    setPlan(null);
+    try {
+      const body = write(), answer = await request("POST", `${url}?dry_run=true`, { body });
+      once.current = random();
+      setPlan({ url, body, items: answer.items || [answer] });
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  const start = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      const what = plan.items.map((p) => `${s.jobs.start(p.devices)}. ${s.jobs.guard(p.spec)} ${s.jobs.risk(p.at_risk, p.devices)}`).join(" ");
+      const made = await request("POST", plan.url, { body: plan.body, headers: { "Idempotency-Key": once.current }, what }), jobs = made.items || [made];
+      go(jobs.length > 1 ? to(["jobs"], { group: made.group }) : to(["jobs", jobs[0].id]));
+    } catch (problem) {
+      setError(problem);
+      setBusy(false);
+    }
+  };
+  return { plan, error, busy, show, start, clear: () => setPlan(null) };
 }
 
 // write makes the body of a request. Arguments stay the text that they were, and are refused if they are not JSON.
@@ -108,7 +117,7 @@ function write({ kind, select, ids, tool, text, form }) {
     const value = String(form[name] ?? "").trim();
     if (!value) continue;
     const [member, inner] = where.split(".");
-    const written = name === "stages" ? stages(value) : type === "number" ? Number(value) : type === "datetime-local" ? new Date(value).toISOString() : value;
+    const written = name === "stages" ? readStages(value) : type === "number" ? Number(value) : type === "datetime-local" ? new Date(value).toISOString() : value;
     if (inner) parts.set(member, { ...parts.get(member), [inner]: written });
     else job.set(member, JSON.stringify(written));
   }
@@ -116,8 +125,8 @@ function write({ kind, select, ids, tool, text, form }) {
   return `{${[...job].map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(",")}}`;
 }
 
-// stages reads "1 30m, 5%, 100%": a number or a share, and how long to wait after it.
-const stages = (text) => text.split(",").map((part) => {
+// readStages reads "1 30m, 5%, 100%": a number or a share, and how long to wait after it.
+export const readStages = (text) => text.split(",").map((part) => {
   const [ok, soak] = part.trim().split(/\s+/);
   return { ok: ok.endsWith("%") ? ok : Number(ok), ...(soak && { soak }) };
 });
@@ -125,15 +134,21 @@ const stages = (text) => text.split(",").map((part) => {
 // reveal brings the plan, which is below a long form, into view.
 const reveal = (plan) => plan?.scrollIntoView({ block: "nearest" });
 
-// Plan shows what a job would do. What can go wrong stands before the button, and where nothing would begin there is none.
-function Plan({ plan, body, busy, onStart }) {
-  const left = plan.devices - plan.refusals.reduce((n, r) => n + r.count, 0);
+// Plan shows what jobs would do, one for each image of a rollout. What can go wrong stands before the button, and where nothing would
+// begin there is none. left are devices that need nothing, and that the plans do not tell apart.
+export function Plan({ of: { plan, busy, start }, image, left = 0 }) {
+  const begin = (p) => p.devices - p.refusals.reduce((n, r) => n + r.count, 0);
+  const items = plan.items.filter((p) => p.devices > 0 || plan.items.length === 1), total = items.reduce((n, p) => n + begin(p), 0) - left;
   return html`<section class="card" ref=${reveal} data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
-    <p class="number-big">${s.jobs.planDevices(plan.devices, plan.online)}</p><p>${s.jobs.estimated(plan.estimated)}</p>
-    <${Facts} items=${[[s.jobs.action, html`<bdi>${line(what(plan.spec.action), 1000)}</bdi>`], [s.jobs.until, plan.spec.when?.until && clock(plan.spec.when.until)]]} />
-    ${plan.refusals.length > 0 && html`<h3>${s.jobs.refusals}</h3><ul>${plan.refusals.map((r, i) => html`<li key=${i}>${plural(r.count, "device")}: ${line(r.detail, 600)}</li>`)}</ul>`}
-    ${plan.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(plan.confirm.join(", "), 600))}</p>`}
-    ${left > 0 ? html`<p data-test="risk"><b>${s.jobs.guard(plan.spec)} ${s.jobs.risk(plan.at_risk, plan.devices)}</b></p><div class="actions"><button type="button" class="primary" disabled=${busy} onClick=${onStart}>${s.jobs.start(left)}</button></div>`
-      : html`<p class="problem">${plan.devices ? s.jobs.allRefused : s.jobs.noDevices}</p>`}
-    <${Command} method="POST" url="/v1/jobs" body=${JSON.parse(body)} /></section>`;
+    ${items.map((p, i) => html`<div key=${i}>${p.spec.action.firmware && html`<h3>${line(what(p.spec.action, image), 300)}</h3>`}
+      <p class="number-big">${s.jobs.planDevices(p.devices, p.online)}</p>${p.spec.action.firmware ? "" : html`<p>${s.jobs.estimated(p.estimated)}</p>`}
+      <${Facts} items=${[[s.jobs.action, !p.spec.action.firmware && html`<bdi>${line(what(p.spec.action), 1000)}</bdi>`], [s.jobs.until, p.spec.when?.until && clock(p.spec.when.until)], [s.jobs.stages, p.spec.action.firmware && s.firmware.stages(p.spec.stages || [])]]} />
+      ${p.refusals.length > 0 && html`<p><b>${s.jobs.refusals}</b></p><ul>${p.refusals.map((r, j) => html`<li key=${j}>${plural(r.count, "device")}: ${line(r.detail, 600)}</li>`)}</ul>`}
+      ${p.no_way_back > 0 && html`<p class="notice warn">${s.firmware.noWayBack(p.no_way_back)}</p>`}
+      ${p.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(p.confirm.join(", "), 600))}</p>`}
+      ${begin(p) > 0 && html`<p data-test="risk"><b>${s.jobs.guard(p.spec)} ${s.jobs.risk(p.at_risk, begin(p))}</b></p>`}</div>`)}
+    ${plan.items.length > items.length && html`<p class="faint">${s.firmware.noDevice(plan.items.length - items.length)}</p>`}${left > 0 && html`<p>${s.firmware.left(left)}</p>`}
+    ${total > 0 ? html`<div class="actions"><button type="button" class="primary" disabled=${busy} onClick=${start}>${s.jobs.start(total)}</button></div>`
+      : html`<p class="problem">${left > 0 ? s.firmware.nothingLeft : items.some((p) => p.devices > 0) ? s.jobs.allRefused : s.jobs.noDevices}</p>`}
+    <${Command} method="POST" url=${plan.url} body=${typeof plan.body === "string" ? JSON.parse(plan.body) : plan.body} /></section>`;
 }

@@ -20,7 +20,7 @@ const MOST = 6; // values of a share that have a line
 
 const o = s.overview;
 const NOTABLE = new Set(["online", "offline", "catalog", "photo", "firmware", "pending", "contested"]);
-const notable = (event) => NOTABLE.has(event.type) || event.type.startsWith("job.");
+const notable = (event) => NOTABLE.has(event.type) || (event.type.startsWith("job.") && event.type !== "job.phase");
 
 export function Overview({ can, self, needs }) {
   useTick();
@@ -104,7 +104,7 @@ function Happened({ from }) {
   const who = ({ only, devices, data, kind }) => {
     if (only) return html`<${Link} href=${to(["devices", only])}><bdi>${line(name(only), 60)}</bdi><//>`;
     if (devices.size) return html`<${Link} href=${to(["events"], { type: kind === "back" ? "online" : kind })}>${s.attention.devices(devices.size)}<//>`;
-    return html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || s.jobs.unnamed, 60)}</bdi><//>`;
+    return html`<${Link} href=${to(["jobs", data.job])}><bdi>${line(data.note || s.jobs.unnamed(data.action), 60)}</bdi><//>`;
   };
   return html`<${Panel} title=${o.happened} more=${to(["events"])}><${Loaded} from=${from}>${() => (all.length ? html`<ol class="log happened">${all.map((h) => {
     const [sign, tone] = SIGNS[h.kind] || ["▶", ""];

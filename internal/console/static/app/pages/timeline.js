@@ -103,7 +103,7 @@ export function Timeline({ device, query, can, few }) {
   const all = useMemo(() => merge(list.data || []), [list.data]);
   useEvents((message) => {
     if (message.gap) feed.gap();
-    feed.add((message.events || []).filter((e) => e.data.device === device.id).map(eventEntry).reverse());
+    feed.add((message.events || []).filter((e) => e.data.device === device.id && e.type !== "job.phase").map(eventEntry).reverse());
   });
   useActed(() => !feed.paused && list.soon());
   const toggle = (kind) => {
