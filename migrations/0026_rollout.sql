@@ -3,6 +3,7 @@
 -- Rolling out firmware. A firmware task belongs to its row, and whichever node sees the next check, download or connection moves it on.
 ALTER TABLE jobs ADD COLUMN bundle TEXT COLLATE "binary" NOT NULL DEFAULT '';      -- id of the group of jobs that one release was rolled out with; empty: none
 ALTER TABLE jobs ADD COLUMN harmed BIGINT NOT NULL DEFAULT 0;                      -- open tasks that the stop rule counts as failed already
+ALTER TABLE jobs ADD COLUMN provable BIGINT NOT NULL DEFAULT 0;                    -- open and successful tasks of devices that stay connected
 ALTER TABLE jobs ADD COLUMN astray BIGINT NOT NULL DEFAULT 0;                      -- devices that were lost after an image that names another server
 ALTER TABLE tasks ADD COLUMN phase TEXT NOT NULL DEFAULT '';                       -- of a running firmware task: called, offered, loading, booting, proving
 ALTER TABLE tasks ADD COLUMN limit_at BIGINT NOT NULL DEFAULT 0;                   -- when the phase ends by itself, microseconds

@@ -152,6 +152,16 @@ func (m message) check(_ *api.JobSpec, f *faults) {
 
 type restart struct{ *api.JobRestart }
 
+// Restarts reports whether an action restarts the device: as such, or by the message of it.
+func Restarts(a *api.JobAction) bool {
+	if a.Restart != nil {
+		return true
+	}
+	kind, _ := jsonspan.String(jsonspan.Member(a.Message, "type"))
+	command, _ := jsonspan.String(jsonspan.Member(a.Message, "command"))
+	return kind == "system" && command == "reboot"
+}
+
 // theRestart is the message that a restart is.
 var theRestart = message(devices.RestartMessage)
 

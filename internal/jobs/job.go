@@ -172,6 +172,7 @@ type Job struct {
 	TAT      time.Time // theoretical arrival time of the rate (GCRA)
 	Missed   int64
 	Harmed   int64 // open tasks that the stop rule counts as failed already
+	Provable int64 // open and successful tasks of devices that stay connected, so that all gates can be asked for
 	Astray   int64 // devices that were lost after an image that names another server
 
 	Counts    Counts

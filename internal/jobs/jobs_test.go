@@ -165,7 +165,7 @@ func job(t *testing.T, now time.Time, n int, change func(*api.JobSpec)) *Job {
 	if !j.Fire(now) {
 		t.Fatal("it does not begin")
 	}
-	j.Added(n, nil)
+	j.Added(n, nil, 0)
 	j.Prepared(now)
 	return &j
 }
@@ -337,7 +337,7 @@ func TestRounds(t *testing.T) {
 	if !j.Fire(now) || j.Round != 1 || j.State != Preparing {
 		t.Fatalf("%+v", j)
 	}
-	j.Added(1, nil)
+	j.Added(1, nil, 0)
 	j.Prepared(now)
 	grant(&j, now, 1)
 	j.Record(&Task{}, OK)

@@ -83,14 +83,16 @@ var NotByItself = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Rollout is how far a firmware task has come. Task has what the database looks for.
 type Rollout struct {
+	Provable bool `json:"provable,omitempty"` // the device stays connected, so that all gates can be asked for
+
 	Board    string `json:"board"`    // before the task began
 	Hardware string `json:"hardware"` // what an upgrade does not change; see DeviceCheck
 	Display  string `json:"display"`
 	Catalog  string `json:"catalog,omitempty"` // hash of the tools before; empty: not known
 	// CheckedAt is when the device had checked in last when it was told to restart.
 	CheckedAt time.Time `json:"checked_at,omitzero"`
-	Foreign  bool   `json:"foreign,omitempty"` // the image names another server
-	Single   bool   `json:"single,omitempty"`  // at most one offer: firmware before v1.8.0 restarts after a failed one
+	Foreign   bool      `json:"foreign,omitempty"` // the image names another server
+	Single    bool      `json:"single,omitempty"`  // at most one offer: firmware before v1.8.0 restarts after a failed one
 
 	Offers   int `json:"offers,omitempty"`
 	Flashes  int `json:"flashes,omitempty"`
@@ -111,6 +113,14 @@ type Rollout struct {
 	WebSocket bool   `json:"web_socket,omitempty"` // the device connects only when somebody wakes it
 
 	Harmed bool `json:"harmed,omitempty"` // the stop rule counts the device already
+}
+
+// Again is the rollout of a task that a person repeats: what was counted does not count. r may be nil.
+func (r *Rollout) Again() *Rollout {
+	if r == nil {
+		return nil
+	}
+	return &Rollout{Provable: r.Provable}
 }
 
 // DeviceCheck is what a device said at an OTA check.
@@ -158,6 +168,9 @@ func (s *Step) MayBegin(check bool) bool {
 	}
 	if r := t.Rollout; r != nil && (r.OfferAfter.After(s.Now) || r.Offers >= s.maxOffers()) {
 		return false
+	}
+	if first := s.Job.Stage == 0 && len(s.Job.Spec.Stages) > 0; first && s.Job.Provable > 0 && (t.Rollout == nil || !t.Rollout.Provable) {
+		return false // the first stage is for devices that can be proved
 	}
 	room := s.Job.Room(s.Now)
 	return room.Has(t.Attempt > 0)

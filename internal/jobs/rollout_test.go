@@ -32,7 +32,7 @@ func newRolled(t *testing.T, edit func(*api.JobSpec)) *rolled {
 	if !r.job.Fire(now) {
 		t.Fatal("the job does not fire")
 	}
-	r.job.Added(1, nil)
+	r.job.Added(1, nil, 0)
 	r.job.Prepared(now)
 	r.task = Task{Job: r.job.ID, Device: "x", State: TaskWaiting}
 	return r
@@ -277,7 +277,7 @@ func TestSharesOfEligibleDevices(t *testing.T) {
 	r := newRolled(t, nil)
 	j := &r.job
 	j.State, j.RoundN, j.Counts = Preparing, 0, Counts{}
-	j.Added(2000, map[Outcome]int{Refused: 1800, Already: 100})
+	j.Added(2000, map[Outcome]int{Refused: 1800, Already: 100}, 0)
 	j.Prepared(r.now)
 	if room := j.Room(r.now); room.fresh != 1 {
 		t.Fatalf("the first stage opens %d", room.fresh)
@@ -350,5 +350,27 @@ func TestFirmwareSpec(t *testing.T) {
 		if !strings.Contains(fmt.Sprint(err.Faults), at) {
 			t.Errorf("%s: %v", at, err)
 		}
+	}
+}
+
+// The first stage is for devices that can be proved up to their tools, as long as there are any.
+func TestFirstStageIsProvable(t *testing.T) {
+	r := newRolled(t, nil)
+	r.job.Provable = 1
+	s := Step{Job: &r.job, Task: &r.task, Now: r.now}
+	if s.MayBegin(true) {
+		t.Error("a device that cannot be proved begins the first stage")
+	}
+	provable := Task{Rollout: &Rollout{Provable: true}, State: TaskWaiting}
+	if s.Task = &provable; !s.MayBegin(true) {
+		t.Error("one that can be proved does not begin it")
+	}
+	r.job.RecordWaiting(&provable, Refused)
+	if s.Task = &r.task; r.job.Provable != 0 || r.job.Counts.Waiting != 0 {
+		t.Fatalf("%+v", r.job.Counts)
+	}
+	r.job.Counts.Waiting = 1
+	if !s.MayBegin(true) {
+		t.Error("without others it does not begin either")
 	}
 }

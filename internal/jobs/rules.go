@@ -98,7 +98,8 @@ func (j *Job) Prepared(now time.Time) {
 
 // Added counts new tasks of the round, some of which have ended without beginning. If the round runs already, the current stage opens as
 // many more as it wants more.
-func (j *Job) Added(tasks int, ended map[Outcome]int) {
+func (j *Job) Added(tasks int, ended map[Outcome]int, provable int) {
+	j.Provable += int64(provable)
 	before := j.wanted()
 	j.RoundN += int64(tasks)
 	waiting := int64(tasks)
@@ -351,6 +352,9 @@ func (j *Job) ended(t *Task, o Outcome) {
 	if t.Rollout != nil && t.Rollout.Harmed {
 		j.Harmed--
 	}
+	if t.Rollout != nil && t.Rollout.Provable && o != OK {
+		j.Provable--
+	}
 }
 
 // judge applies the stop rule after a change: one more failed, or so many have ended that a share counts. before is what done was.
@@ -391,14 +395,17 @@ func (j *Job) Correct(t *Task, o Outcome) {
 	j.Counts.Ended[outcomeIndex(o)]++
 	if o == OK {
 		j.PassedOK++
-	}
-	if t.Outcome == OK {
-		j.PassedOK--
+		if t.Rollout != nil && t.Rollout.Provable {
+			j.Provable++
+		}
 	}
 }
 
 // Again counts an ended task of the round as waiting.
 func (j *Job) Again(t *Task) {
+	if t.Rollout != nil && t.Rollout.Provable && t.Outcome != OK {
+		j.Provable++
+	}
 	j.Counts.Ended[outcomeIndex(t.Outcome)]--
 	j.Counts.Waiting++
 	if j.holds(t) {

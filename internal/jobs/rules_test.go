@@ -75,7 +75,7 @@ func TestStopWhilePreparing(t *testing.T) {
 			t.Fatalf("round %d: %+v", round+1, j)
 		}
 		if round == 0 {
-			j.Added(2, nil)
+			j.Added(2, nil, 0)
 			j.Prepared(now)
 			grant(&j, now, 2)
 		}
@@ -95,7 +95,7 @@ func TestDeadlineWhilePreparing(t *testing.T) {
 	}
 	j := New(spec, "k", "key", "", now)
 	j.Fire(now)
-	j.Added(1, nil)
+	j.Added(1, nil, 0)
 	now = now.Add(DefaultUntil)
 	if j.Settle(now); j.State != Preparing {
 		t.Fatalf("with a waiting task: %s", j.State)
@@ -115,7 +115,7 @@ func TestFollowedDevicesInStages(t *testing.T) {
 		j.Record(&Task{}, OK)
 	}
 	j.Settle(now)
-	j.Added(1, nil)
+	j.Added(1, nil, 0)
 	grant(j, now, 1)
 	j.Record(&Task{}, OK)
 	if j.Settle(now); j.State != Running {
@@ -155,7 +155,7 @@ func TestRetryAfterTheLastRound(t *testing.T) {
 	j := New(spec, "k", "key", "", now)
 	now = now.Add(30 * time.Second)
 	j.Fire(now)
-	j.Added(1, nil)
+	j.Added(1, nil, 0)
 	j.Prepared(now)
 	grant(&j, now, 1)
 	j.Record(&Task{}, Failed)

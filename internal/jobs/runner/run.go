@@ -116,7 +116,7 @@ func (t *run) send() jobs.End {
 	if !known { // the pump leaves such a job alone
 		return t.hold(againAfter)
 	}
-	if t.job.Spec.Action.Restart != nil {
+	if jobs.Restarts(&t.job.Spec.Action) {
 		if no := t.r.Rollouts.MayRestart(t.r.tasks.Context(), t.task.Device); no != nil {
 			return t.result(jobs.Refused, string(no.Code), no.Detail)
 		}

@@ -124,7 +124,7 @@ func ifFull(full map[devices.ID]bool, task *jobs.Task) *devices.Error {
 // refused.
 func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task, refuse func(*jobs.Task) *devices.Error) error {
 	rows := make([][]any, len(tasks))
-	ended := map[jobs.Outcome]int{}
+	ended, provable := map[jobs.Outcome]int{}, 0
 	for i, task := range tasks {
 		task.Job, task.Round = j.ID, j.Round
 		if no := refuse(&task); no != nil && task.Outcome == "" {
@@ -134,6 +134,8 @@ func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task
 			task.State, task.EndedAt = jobs.TaskEnded, t.now
 			t.ended = append(t.ended, task)
 			ended[task.Outcome]++
+		} else if task.Rollout != nil && task.Rollout.Provable {
+			provable++
 		}
 		rows[i] = taskValues(&task)
 	}
@@ -141,7 +143,7 @@ func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task
 	if _, err := taskRows.Write(ctx, t.tx, t.db, rows); err != nil {
 		return err
 	}
-	j.Added(len(tasks), ended)
+	j.Added(len(tasks), ended, provable)
 	return nil
 }
 

@@ -363,6 +363,7 @@ func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jo
 				row.Again(task)
 				task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
 				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
+				task.Before, task.Target, task.Rollout = "", "", task.Rollout.Again()
 				rows[i] = endValues(task)
 			}
 			if _, err := taskEnds.Write(ctx, t.tx, t.db, rows); err != nil {

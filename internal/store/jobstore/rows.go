@@ -26,7 +26,7 @@ var (
 	givenColumns = database.Text("spec")
 	movedColumns = append(database.Text("state", "reason", "prior", "prepared_to"), database.Bigint("version", "ready_at", "stage", "stage_end", "opened", "started", "held",
 		"passed_ok", "round", "round_n", "next_at", "tat", "missed", "reserved", "waiting", "running", "n_ok", "n_failed", "n_unknown", "n_refused",
-		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at", "harmed", "astray")...)
+		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at", "harmed", "provable", "astray")...)
 	jobColumns = slices.Concat(fixedColumns, givenColumns, movedColumns)
 	jobRows    = database.Rows{Table: "jobs", Columns: jobColumns}
 	jobMoves   = database.Rows{Table: "jobs", Columns: slices.Concat(database.Text("job"), movedColumns), Keys: 1}
@@ -70,7 +70,7 @@ func moved(j *jobs.Job, now time.Time) []any {
 	for _, n := range j.Counts.Ended {
 		values = append(values, n)
 	}
-	return append(values, clock.Micros(j.BegunAt), clock.Micros(j.Until), clock.Micros(j.EndedAt), j.Harmed, j.Astray)
+	return append(values, clock.Micros(j.BegunAt), clock.Micros(j.Until), clock.Micros(j.EndedAt), j.Harmed, j.Provable, j.Astray)
 }
 
 // textOf encodes what was decoded from JSON before, or is plain text.
@@ -92,7 +92,7 @@ func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
 	for i := range j.Counts.Ended {
 		to = append(to, &j.Counts.Ended[i])
 	}
-	if err := scan(append(append(to, &begun, &until, &ended, &j.Harmed, &j.Astray), more...)...); err != nil {
+	if err := scan(append(append(to, &begun, &until, &ended, &j.Harmed, &j.Provable, &j.Astray), more...)...); err != nil {
 		return j, err
 	}
 	j.CreatedAt, j.StageEnd, j.NextAt, j.TAT = clock.Instant(created), clock.Instant(stageEnd), clock.Instant(next), clock.Instant(tat)
