@@ -63,7 +63,9 @@ func (s *Service) queryHolderBriefly(ctx context.Context, id devices.ID) (device
 // view combines a stored row with the state that this node has in memory.
 func (s *Service) view(row devices.Row) devices.View {
 	if x := s.Session(row.Device.ID); x != nil {
-		return s.withPendingState(x.View())
+		v := x.View()
+		v.Device.Facts = v.Device.Over(row.Device.Facts) // another node may have written its check after the device has connected here
+		return s.withPendingState(v)
 	}
 	p := row.Presence
 	v := devices.View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: session.CatalogStateOf(p)}

@@ -224,6 +224,29 @@ type late struct{ *devicetest.Ports }
 // SaveFacts implements fleet.Records.
 func (late) SaveFacts(devices.Check) {}
 
+// A device checks in at one node and connects to another, before the first has written what it said: the other has it as soon as it reads
+// the row again.
+func TestFactsThatAnotherNodeWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		ports.Put(devices.Member{ID: id, ClientID: "c1"})
+		s := ports.Service(t, fleet.Config{})
+		defer s.Close()
+		script := devicetest.NewScript()
+		script.Firmware = "2.4.2"
+		connect(t, s, "c1", script)
+		ready(t, s)
+		ports.SaveFacts(devices.Check{Device: id, Facts: devices.Facts{Board: "box", Firmware: "2.4.2", ELF: "e", Chip: "esp32s3", CheckedAt: time.Now()}})
+		views, err := s.Views(t.Context(), []devices.ID{id})
+		if err != nil || len(views) != 1 {
+			t.Fatal(err)
+		}
+		if d := views[0].Device; d.ELF != "e" || d.Chip != "esp32s3" || d.Firmware != "2.4.2" {
+			t.Errorf("%+v", d.Facts)
+		}
+	})
+}
+
 // A device that connects before the facts of its check are written has them all the same: jobs select by them, and checks of images
 // compare them.
 func TestFactsThatAreNotWrittenYet(t *testing.T) {

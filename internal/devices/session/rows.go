@@ -35,7 +35,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 		d.ClientID = before.ClientID // keep only one copy of the string
 	}
 	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(clock.Now())) { // reported here, and not in the database yet
-		d.Facts = before.Facts
+		d.Facts = before.Over(d.Facts)
 	}
 	e.store(&d, &s.table.facts)
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
