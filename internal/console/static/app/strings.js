@@ -432,7 +432,7 @@ export const s = {
     fit: (n) => (n === 1 ? "It has an image that devices can run." : `It has ${n} images that devices can run.`), dropped: "Left out:",
     job: (id, image, back) => `${back ? "Back to firmware" : "Firmware"} ${image ? `${image.version} for ${image.boards.join(", ")}` : short(id)}`,
     roll: "Roll out", rollTitle: "Roll out firmware", stay: "How long a device must stay up with it", restart: "Restart connected devices", restarts: { idle: "when no conversation is open", never: "no, wait for their next start" },
-    allow: "The check keeps devices from it. Give it all the same to one that:", left: (n) => `${plural(n, "device")} of these ${n === 1 ? "runs" : "run"} it already.`, nothingLeft: "No other device could get it, so there is nothing to start.",
+    allow: "Also give it to a device that", gets: (n, all, online) => `${count(n)} of ${plural(all, "device")} could get it; ${count(online)} connected now`, left: (n) => `${plural(n, "device")} of these ${n === 1 ? "runs" : "run"} it already.`, nothingLeft: "No other device could get it, so there is nothing to start.",
     noWayBack: (n) => `${plural(n, "device")} could not get back what ${n === 1 ? "it runs" : "they run"} now: that is not stored, or would not fit.`, noDevice: (n) => `${plural(n, "further image")} of the release: for boards that no selected device has.`,
     stages: (list) => list.map((x) => `${x.ok}${x.soak ? `, then ${x.soak}` : ""}`).join("; "),
     bar: (why) => `The device gets no firmware for now: ${why}`, lift: "Lift the bar", liftAsk: "Jobs may give the device firmware again.", waits: (why) => `waits for firmware${why ? `: ${why}` : ""}`,

@@ -19,7 +19,7 @@ const TONES = { fit: "good", already: "good", waits: "neutral", blocked: "bad" }
 export const targetOf = (what) => (what.includes("@") || /^\d+\./.test(what) ? { release: what } : { image: what });
 
 // RollLink leads to the rollout of a release or an image.
-const RollLink = ({ can, image, select }) => can("firmware") && can("jobs") && html`<${Link} class="button" href=${to(["firmware", "roll"], { image, select })}>${f.roll}<//>`;
+const RollLink = ({ can, image, select, small }) => can("firmware") && can("jobs") && html`<${Link} class=${small ? "button small" : "button"} href=${to(["firmware", "roll"], { image, select })}>${f.roll}<//>`;
 
 // Findings are sentences of the node; the code is what a job allows.
 const Findings = ({ items }) => items.length > 0 && html`<ul class="plain">${items.map((x) => html`<li key=${x.code}><${Outcome} tone=${x.severity === "error" ? "bad" : "neutral"}><${Said} text=${x.text} max=${400} /><//></li>`)}</ul>`;
@@ -46,7 +46,7 @@ const COLUMNS = [
 
 function Buttons({ image: i, can, onChange }) {
   const remove = async () => { await request("DELETE", path("v1", "firmware", i.id) + encode({ force: i.devices > 0 })); onChange(); };
-  return html`<div class="buttons"><button type="button" onClick=${() => go(to(["firmware"], { image: short(i.id) }))}>${f.check}</button><${RollLink} can=${can} image=${release(i)} />
+  return html`<div class="buttons"><button type="button" onClick=${() => go(to(["firmware"], { image: short(i.id) }))}>${f.check}</button><${RollLink} can=${can} image=${release(i)} small />
     ${can("firmware") && html`<${Ask} label=${f.remove} danger act=${remove} question=${i.devices > 0 ? f.removeUsed(line(release(i), 80), plural(i.devices, "device")) : f.removeAsk(line(release(i), 80))} />`}</div>`;
 }
 

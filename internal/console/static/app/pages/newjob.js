@@ -141,7 +141,7 @@ export function Plan({ of: { plan, busy, start }, image, left = 0 }) {
   const items = plan.items.filter((p) => p.devices > 0 || plan.items.length === 1), total = items.reduce((n, p) => n + begin(p), 0) - left;
   return html`<section class="card" ref=${reveal} data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
     ${items.map((p, i) => html`<div key=${i}>${p.spec.action.firmware && html`<h3>${line(what(p.spec.action, image), 300)}</h3>`}
-      <p class="number-big">${s.jobs.planDevices(p.devices, p.online)}</p>${p.spec.action.firmware ? "" : html`<p>${s.jobs.estimated(p.estimated)}</p>`}
+      <p class="number-big">${p.spec.action.firmware ? s.firmware.gets(begin(p), p.devices, p.online) : s.jobs.planDevices(p.devices, p.online)}</p>${p.spec.action.firmware ? "" : html`<p>${s.jobs.estimated(p.estimated)}</p>`}
       <${Facts} items=${[[s.jobs.action, !p.spec.action.firmware && html`<bdi>${line(what(p.spec.action), 1000)}</bdi>`], [s.jobs.until, p.spec.when?.until && clock(p.spec.when.until)], [s.jobs.stages, p.spec.action.firmware && s.firmware.stages(p.spec.stages || [])]]} />
       ${p.refusals.length > 0 && html`<p><b>${s.jobs.refusals}</b></p><ul>${p.refusals.map((r, j) => html`<li key=${j}>${plural(r.count, "device")}: ${line(r.detail, 600)}</li>`)}</ul>`}
       ${p.no_way_back > 0 && html`<p class="notice warn">${s.firmware.noWayBack(p.no_way_back)}</p>`}
