@@ -80,7 +80,7 @@ func (cmd *firmwareRollCmd) Run(ctx context.Context, a *app) error {
 
 // eligible is the number of devices of a plan that may get the image.
 func eligible(p *api.JobPlan) int64 {
-	n := p.Devices
+	n := p.Devices - p.Already
 	for _, no := range p.Refusals {
 		n -= no.Count
 	}

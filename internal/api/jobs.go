@@ -245,6 +245,7 @@ type JobPlan struct {
 	Refusals  []JobRefusal `json:"refusals" nullable:"false" doc:"It says what would be refused, by reason."`
 	Confirm   []string     `json:"confirm" nullable:"false" doc:"Rules that ask for a confirmation of the job."`
 	Estimated string       `json:"estimated" doc:"It says how long the pace takes for the connected devices."`
+	Already   int64        `json:"already,omitempty" doc:"So many devices run the image of a firmware job already."`
 	NoWayBack int64        `json:"no_way_back,omitempty" doc:"So many devices would get the image and could not get back what they run, since that is not stored or would not fit."`
 }
 

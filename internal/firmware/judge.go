@@ -30,6 +30,7 @@ func (m *Manager) Judge(ctx context.Context, image string, allow []string, views
 func judgmentOf(v *api.FirmwareVerdict) preflight.Judgment {
 	j := preflight.Judgment{Verdict: preflight.Verdict(v.Verdict)}
 	for _, f := range v.Findings {
+		j.OtherBoard = j.OtherBoard || f.Code == string(preflight.Board)
 		switch {
 		case f.Severity == string(preflight.Blocks) && j.Code == "":
 			j.Code, j.Text = f.Code, f.Text

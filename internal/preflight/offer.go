@@ -12,6 +12,8 @@ type Judgment struct {
 	Code      string // of what blocks it; empty: nothing does
 	Text      string
 	NoWayBack bool // the device could not get back what it runs
+	// OtherBoard is whether the image is for other boards, whatever else blocks it.
+	OtherBoard bool
 }
 
 // Offer is an image as one device could get it.

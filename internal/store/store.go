@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/records"
@@ -92,7 +93,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 		return nil, err
 	}
 	s := &Store{
-		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, onImage: func(devices.ImageChange) {}, now: time.Now, doubt: make(chan struct{}, 1),
+		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, onImage: func(devices.ImageChange) {}, now: clock.Now, doubt: make(chan struct{}, 1),
 		writerDone: make(chan struct{}), watchDone: make(chan struct{}),
 	}
 	for _, option := range options {

@@ -44,8 +44,9 @@ func (m *Manager) plan(ctx context.Context, p access.Principal, spec api.JobSpec
 		return out, asError(err)
 	}
 	out.AtRisk = jobs.AtRisk(&spec, out.Devices)
-	if spec.Action.Firmware != nil {
+	if spec.Action.Firmware != nil { // how long it takes, the devices and the stages say
 		out.AtRisk = min(out.AtRisk, w.fit)
+		return out, nil
 	}
 	out.Estimated = timespan.Format(estimate(spec.Pace, out.Online))
 	return out, nil
@@ -98,7 +99,7 @@ func (w *planner) addImage(ctx context.Context, f *api.JobFirmware, page []devic
 	list, err := w.m.Firmware.Judge(ctx, f.Image, f.Allow, page)
 	for i := range list {
 		j, v := &list[i], &page[i]
-		if w.ofGroup && j.Code == string(preflight.Board) {
+		if w.ofGroup && j.OtherBoard {
 			continue
 		}
 		w.out.Devices++
@@ -108,7 +109,9 @@ func (w *planner) addImage(ctx context.Context, f *api.JobFirmware, page []devic
 		switch {
 		case j.Code != "":
 			w.refuse(v.Device.ID, devices.Errorf(devices.Code(j.Code), "%s", j.Text))
-		case j.Verdict != preflight.Already:
+		case j.Verdict == preflight.Already:
+			w.out.Already++
+		default:
 			w.fit++
 			if j.NoWayBack {
 				w.out.NoWayBack++

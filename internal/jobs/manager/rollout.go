@@ -113,7 +113,7 @@ func (m *Manager) judged(ctx context.Context, j *jobs.Job, rows []jobs.Task) ([]
 		case wanted != "" && former[task.Device] != wanted:
 			continue
 		case wanted != "": // it is judged when it begins: the task that it takes back may run
-		case j.Group != "" && no.Code == string(preflight.Board):
+		case j.Group != "" && no.OtherBoard:
 			continue
 		case no.Verdict == preflight.Already:
 			task.Outcome = jobs.Already

@@ -61,7 +61,7 @@ func (f *firmwareStore) Judge(_ context.Context, image string, _ []string, views
 		case f.already[id]:
 			j = preflight.Judgment{Verdict: preflight.Already}
 		case !slices.Contains(f.devices[image], id):
-			j = preflight.Judgment{Verdict: preflight.Blocked, Code: string(preflight.Board), Text: "another board"}
+			j = preflight.Judgment{Verdict: preflight.Blocked, Code: "layout", Text: "another layout", OtherBoard: true}
 		}
 		list = append(list, j)
 	}
@@ -172,7 +172,7 @@ func TestFirmwareJob(t *testing.T) {
 		t.Fatalf("%+v, %v", j, err)
 	}
 	m.turns(t)
-	if tasks := m.tasksOf(t, j.ID); tasks[lamp].State != jobs.TaskWaiting || tasks[robot].Outcome != jobs.Refused || tasks[robot].Code != "board" {
+	if tasks := m.tasksOf(t, j.ID); tasks[lamp].State != jobs.TaskWaiting || tasks[robot].Outcome != jobs.Refused || tasks[robot].Code != "layout" {
 		t.Errorf("%+v", tasks)
 	}
 	// A newer one takes the place of what waits.

@@ -39,6 +39,9 @@ func at(t time.Time) api.Time {
 func taskView(t *jobs.Task, why jobs.Wait) api.Task {
 	out := api.Task{Job: t.Job, Round: t.Round, Device: string(t.Device), State: string(t.State), Reason: string(why), DueAt: at(t.DueAt), Attempt: t.Attempt,
 		Outcome: string(t.Outcome), Code: t.Code, Detail: t.Detail, Result: t.Result, Late: t.Late, Node: t.Node, Call: t.Call, BegunAt: at(t.BegunAt), EndedAt: at(t.EndedAt)}
+	if t.DueAt.Equal(jobs.NotByItself) {
+		out.DueAt = api.Time{}
+	}
 	if r := t.Rollout; r != nil && t.Target != "" {
 		out.Firmware = &api.TaskFirmware{Phase: string(t.Phase), Proven: r.Proven, Before: t.Before, Offers: r.Offers, Flashes: r.Flashes, Restarts: r.Restarts, Bytes: r.Bytes, Size: r.Size}
 		if t.Phase == jobs.PhaseProving {
