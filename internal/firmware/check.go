@@ -202,6 +202,9 @@ func (m *Manager) OfDevice(ctx context.Context, id devices.ID, image string) (ap
 	if err != nil {
 		return api.DeviceFirmware{}, err
 	}
+	if list, err := m.Fleet.Views(ctx, []devices.ID{id}); err == nil && len(list) > 0 {
+		v = list[0] // with its row, which another node may have written since the device connected
+	}
 	history, err := m.Store.History(ctx, id)
 	if err != nil {
 		return api.DeviceFirmware{}, err

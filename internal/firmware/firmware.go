@@ -76,6 +76,7 @@ type Store interface {
 // Fleet is what a Manager uses of the core.
 type Fleet interface {
 	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	Views(ctx context.Context, ids []devices.ID) ([]devices.View, error)
 	List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error)
 	Each(ctx context.Context, principal access.Principal, sel selector.Selector, f func([]devices.View) error) error
 	// NoteChange records a change, or the attempt, in the audit.

@@ -47,6 +47,15 @@ type core struct {
 	notes []string
 }
 
+func (c *core) Views(_ context.Context, ids []devices.ID) (list []devices.View, _ error) {
+	for _, v := range c.views {
+		if slices.Contains(ids, v.Device.ID) {
+			list = append(list, v)
+		}
+	}
+	return list, nil
+}
+
 func (c *core) Get(_ context.Context, id devices.ID) (devices.View, error) {
 	for _, v := range c.views {
 		if v.Device.ID == id {

@@ -191,7 +191,7 @@ func TestRolloutFaults(t *testing.T) {
 func TestRolloutAndKills(t *testing.T) {
 	long(t)
 	t.Parallel()
-	devices := setting(t, "FLEETD_TEST_ROLLOUT", 200)
+	devices := setting(t, "FLEETD_TEST_ROLLOUT", 60)
 	c := programs.StartCluster(t, ClusterOptions{Seed: 38, Clocks: []time.Duration{0, time.Hour, -time.Hour}, Args: []string{"--transport", "mqtt", "--firmware-downloads", "1000", "--drain-window", "2s"},
 		Env: []string{"FLEETD_TEST_TIME_SCALE=0.1"}})
 	sim := programs.Simulate(t, c.OTA, "--devices", fmt.Sprint(devices), "--reconnect", "300ms", "--reconnect-jitter", "500ms", "--time-scale", "0.2", "--profile", "fw-2.4,fw-2.1,robot")
@@ -252,7 +252,7 @@ func TestRolloutAndKills(t *testing.T) {
 			outcomes[strings.TrimSpace(task.State+" "+task.Outcome+" "+task.Code+" "+task.Reason)]++
 			if task.Code == "check_unreadable" { // a simulated network has a quote in its name
 				devices--
-			} else if task.Outcome != "ok" && task.Outcome != "failed" && task.Reason != "retry" {
+			} else if task.Outcome != "ok" && task.Outcome != "failed" && task.Reason != "retry" && task.Reason != "later" {
 				t.Errorf("device %s: %s %s %s", task.Device, task.Outcome, task.Code, task.Detail)
 			}
 			if f := task.Firmware; f != nil {
@@ -266,6 +266,6 @@ func TestRolloutAndKills(t *testing.T) {
 	r := sim.Report(t)
 	t.Logf("%v, %d kills and outages: %v; %d flashes in the rows, %d upgrades, %d failed, %d rolled back", time.Since(begun).Round(time.Second), kills, outcomes, flashes, r.Totals.Upgrades, r.Totals.UpgradesFailed, r.Totals.Rollbacks)
 	if outcomes["ended ok"] < devices*9/10 || uint64(flashes) != r.Totals.Upgrades {
-		t.Errorf("%d of %d devices are proved; %d flashes in the rows, %d of the simulator", outcomes["ok"], devices, flashes, r.Totals.Upgrades)
+		t.Errorf("%d of %d devices are proved; %d flashes in the rows, %d of the simulator", outcomes["ended ok"], devices, flashes, r.Totals.Upgrades)
 	}
 }

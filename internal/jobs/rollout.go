@@ -382,6 +382,9 @@ func (s *Step) See(c *DeviceCheck) {
 	t, r := s.Task, s.Rollout()
 	s.Checked = t.Phase == PhaseBooting
 	switch {
+	case s.IsBack(c.ELF): // its download counted as broken
+		s.begin()
+		s.seeTarget(c)
 	case !s.Runs():
 	case c.ELF == t.Target:
 		s.seeTarget(c)
@@ -400,6 +403,12 @@ func (s *Step) See(c *DeviceCheck) {
 	}
 }
 
+// IsBack reports whether a device shows the image of a task that waits, because nobody saw the end of its download.
+func (s *Step) IsBack(elf string) bool {
+	t := s.Task
+	return t.State == TaskWaiting && t.Rollout != nil && t.Rollout.Token != "" && t.Target == elf
+}
+
 // differ reports whether two facts differ that are both known: a check may be unreadable, and old firmware says less.
 func differ(a, b string) bool { return a != b && a != "" && b != "" }
 
@@ -415,7 +424,10 @@ func (s *Step) seeTarget(c *DeviceCheck) {
 		s.Job.Halt(ReasonBoard) // whatever the stop rule says
 		s.fail(CodeBoardChanged, "with the image, the device says that it is "+is+", and it was "+was+": the image is of another board")
 	default:
-		r.Proven, r.WebSocket = GateBoot, c.WebSocket
+		if t.Phase != PhaseBooting { // the node that sent the last byte could not say so
+			r.Flashes++
+		}
+		r.Proven, r.WebSocket, r.Checks = GateBoot, c.WebSocket, 1
 		s.enter(PhaseProving, 0)
 		s.next(GateBoot)
 	}

@@ -200,6 +200,9 @@ func TestRollout(t *testing.T) {
 		{"a clone", nil, []string{"call", "check", "see clone"}, "refused contested"},
 		{"an unreadable check is no clone", nil, []string{"call", "check", "see unreadable"}, "running offered"},
 
+		{"nobody saw the last byte", nil, []string{"call", "check", "get", "half", "new"}, "running proving connect"},
+		{"the node stopped after the last byte", nil, []string{"call", "check", "get", "half", "cut", "new"}, "running proving connect"},
+		{"it counted as broken", nil, []string{"call", "check", "get", "break", "new"}, "running proving connect"},
 		{"no check", nil, []string{"call", "wait 4m", "expire"}, "waiting"},
 		{"checks that nobody could answer", nil, []string{"call", "wait 4m", "expire heard", "wait 10m", "call", "wait 4m", "expire heard"}, "waiting"},
 		{"no check twice", nil, []string{"call", "wait 4m", "expire", "wait 10m", "call", "wait 4m", "expire"}, "failed no_check, halted stop"},
@@ -244,6 +247,8 @@ func TestRolloutIsBounded(t *testing.T) {
 		{[]string{"call", "check", "get", "half", "cut"}, 0, 0, 1},
 		{[]string{"call", "check", "get", "all", "new"}, 1, 1, 1},
 		{[]string{"call", "wait 4m", "expire", "wait 7m", "call", "check"}, 1, 0, 2},
+		{[]string{"call", "check", "get", "half", "new"}, 1, 1, 1},
+		{[]string{"call", "check", "get", "break", "new"}, 1, 1, 1},
 	} {
 		r := newRolled(t, nil)
 		r.do(c.steps...)

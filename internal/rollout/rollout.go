@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,16 +31,18 @@ var checkTime = timescale.Patience(250 * time.Millisecond)
 
 const (
 	// imageTime is how long that answer waits for an image that this node does not have yet.
-	imageTime = 3 * time.Second
-	stepTime  = 10 * time.Second // of one step that nobody waits for
-	retryWait = time.Second
-	drainLook = 50 * time.Millisecond
-	overdue   = 500 // tasks of one pass of the periodic work
+	imageTime  = 3 * time.Second
+	stepTime   = 10 * time.Second // of one step that nobody waits for
+	retryWait  = time.Second
+	checkLooks = 3 // looks, retryWait apart, before a device that connects counts as one that has not checked in
+	drainLook  = 50 * time.Millisecond
+	overdue    = 500 // tasks of one pass of the periodic work
 )
 
 // Fleet is what a Service uses of the core.
 type Fleet interface {
-	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	// Views returns those of the devices that are known, with their rows.
+	Views(ctx context.Context, ids []devices.ID) ([]devices.View, error)
 	Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error)
 	CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
 }
@@ -150,15 +153,19 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		s.Offers.Add(unready, 1)
 		return nil
 	}
-	if len(queue) == 0 || queue[0].Task.State != jobs.TaskRunning {
+	at := slices.IndexFunc(queue, func(q jobs.Queued) bool {
+		step := jobs.Step{Job: &q.Job, Task: &q.Task}
+		return step.Runs() || step.IsBack(c.Facts.ELF)
+	})
+	if at < 0 {
 		s.confirm(ctx, c.Device)
 	} else {
-		task, err := s.see(ctx, &queue[0].Task, c)
+		task, err := s.see(ctx, &queue[at].Task, c)
 		if err != nil {
 			s.Offers.Add(unready, 1)
 			return nil
 		}
-		if queue[0].Task = task; task.State == jobs.TaskEnded || task.Phase == jobs.PhaseProving {
+		if queue[at].Task = task; task.State == jobs.TaskEnded || task.Phase == jobs.PhaseProving {
 			return nil
 		}
 	}
@@ -349,7 +356,7 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 	f := job.Spec.Action.Firmware
 	ctx, cancel := context.WithTimeout(ctx, stepTime)
 	defer cancel()
-	v, err := s.Fleet.Get(ctx, id)
+	v, err := s.view(ctx, id)
 	if err != nil {
 		return retryWait
 	}
@@ -428,7 +435,7 @@ func (s *Service) MayRestart(ctx context.Context, id devices.ID) *devices.Error 
 	if err == nil && marks[id].Unconfirmed.IsZero() {
 		return nil
 	}
-	v, no := s.Fleet.Get(ctx, id)
+	v, no := s.view(ctx, id)
 	if err = errors.Join(err, no); err != nil {
 		return devices.Errorf(devices.CodeUnavailable, "the database does not say whether the device has confirmed its firmware image; repeat the restart later")
 	}
@@ -436,6 +443,18 @@ func (s *Service) MayRestart(ctx context.Context, id devices.ID) *devices.Error 
 		return devices.Errorf(jobs.CodeUnconfirmed, "the device has a new firmware image and has made no OTA check with it yet: a restart would bring the former image back; wait until it has checked in")
 	}
 	return nil
+}
+
+// view returns a device with its row: what the holder has in memory may be older than the check, which another node has written.
+func (s *Service) view(ctx context.Context, id devices.ID) (devices.View, error) {
+	list, err := s.Fleet.Views(ctx, []devices.ID{id})
+	if err == nil && len(list) == 0 {
+		err = devices.Errorf(devices.CodeDeviceUnknown, "device %s is not known", id)
+	}
+	if err != nil {
+		return devices.View{}, err
+	}
+	return list[0], nil
 }
 
 // step makes a step of the task of a device that nobody waits for, again and again until the database takes it, for some time.
@@ -491,7 +510,7 @@ func (s *Service) Expire(ctx context.Context) error {
 // last returns what a device said at its last check, if that showed the image of its task: when the task began, the device ran another. heard is whether
 // it has checked in since it was told to restart.
 func (s *Service) last(ctx context.Context, t *jobs.Task) (seen *jobs.DeviceCheck, heard bool, err error) {
-	v, err := s.Fleet.Get(ctx, t.Device)
+	v, err := s.view(ctx, t.Device)
 	if err != nil || t.Rollout == nil {
 		if devices.AsError(orEmpty(err)).Code == devices.CodeDeviceUnknown {
 			err = nil
@@ -531,16 +550,18 @@ func (s *Service) look(id devices.ID, ready bool) {
 		return
 	}
 	s.tasks.Run(func() {
-		for begun := time.Now(); time.Since(begun) < patience && s.tasks.Context().Err() == nil; time.Sleep(retryWait) {
-			if err := s.connected(s.tasks.Context(), id, ready); err == nil {
+		for begun, looks := time.Now(), 0; time.Since(begun) < patience && s.tasks.Context().Err() == nil; time.Sleep(retryWait) {
+			looks++
+			if err := s.connected(s.tasks.Context(), id, ready, looks > checkLooks); err == nil {
 				return
 			}
 		}
 	})
 }
 
-// connected moves the running task of a device on that has connected; with ready, its tools are known.
-func (s *Service) connected(ctx context.Context, id devices.ID, ready bool) error {
+// connected moves the running task of a device on that has connected; with ready, its tools are known. late is whether a check before the
+// connection would be in the database by now, whichever node took it.
+func (s *Service) connected(ctx context.Context, id devices.ID, ready, late bool) error {
 	queue, err := s.Store.Rolling(ctx, id)
 	if err != nil || len(queue) == 0 || queue[0].Task.State != jobs.TaskRunning {
 		return err
@@ -549,6 +570,9 @@ func (s *Service) connected(ctx context.Context, id devices.ID, ready bool) erro
 	seen, _, err := s.last(ctx, &t)
 	if err != nil {
 		return err
+	}
+	if t.Phase == jobs.PhaseBooting && seen == nil && !late {
+		return errWait
 	}
 	if t.Phase != jobs.PhaseProving || t.Rollout.Gate == jobs.GateConnect {
 		if t, err = s.Store.Step(ctx, t.Job, id, func(step *jobs.Step, _ bool) error {
@@ -603,7 +627,7 @@ func (s *Service) gate(ctx context.Context, t *jobs.Task, gate, no string) (jobs
 
 // lostTools returns which of its former tools the device lacks, as a sentence; empty: none that matters.
 func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *jobs.Task) (string, error) {
-	v, err := s.Fleet.Get(ctx, id)
+	v, err := s.view(ctx, id)
 	if err != nil {
 		return "", err
 	}

@@ -70,8 +70,10 @@ func (f *fleet) File(context.Context, string) (*os.File, error) {
 	return os.Open(filepath.Join("testdata", "image"))
 }
 
-// Get implements Fleet.
-func (f *fleet) Get(context.Context, devices.ID) (devices.View, error) { return f.view, nil }
+// Views implements Fleet.
+func (f *fleet) Views(context.Context, []devices.ID) ([]devices.View, error) {
+	return []devices.View{f.view}, nil
+}
 
 // Catalog implements Fleet.
 func (f *fleet) Catalog(_ context.Context, h devices.Hash) (*catalog.Catalog, error) {
@@ -192,7 +194,7 @@ func TestFromCheckToProof(t *testing.T) {
 	}
 	f.after, _ = catalog.New([]byte(`[{"name":"self.get_device_status"}]`))
 	f.view.Presence.Catalog = f.after.Hash
-	if err := f.connected(t.Context(), lamp, true); err != nil {
+	if err := f.connected(t.Context(), lamp, true, true); err != nil {
 		t.Fatal(err)
 	}
 	if task := f.task(t, lamp); task.Rollout.Gate != jobs.GateStay || len(f.calls) != 1 || f.calls[0].Tool != "self.get_device_status" || f.calls[0].Job != f.job.ID {
@@ -227,7 +229,7 @@ func TestGatesThatFail(t *testing.T) {
 		f.check(lamp, "new", home)
 		f.view.Presence.Catalog = f.after.Hash
 		c.set(f)
-		if err := f.connected(t.Context(), lamp, true); err != nil {
+		if err := f.connected(t.Context(), lamp, true, true); err != nil {
 			t.Fatal(err)
 		}
 		if task := f.task(t, lamp); task.Code != c.want {
@@ -419,7 +421,7 @@ func TestCheckWithoutAStep(t *testing.T) {
 func TestConnectWithoutACheck(t *testing.T) {
 	f := newFleet(t, lamp)
 	f.download(t, f.check(lamp, "old", home), home, nil, false)
-	if err := f.connected(t.Context(), lamp, false); err != nil {
+	if err := f.connected(t.Context(), lamp, false, true); err != nil {
 		t.Fatal(err)
 	}
 	if task := f.task(t, lamp); task.State != jobs.TaskWaiting || task.Code != jobs.CodeImageRefused || !task.Rollout.Harmed {
