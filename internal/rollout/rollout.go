@@ -220,11 +220,8 @@ func addressText(a netip.Addr) string {
 	return a.Unmap().String()
 }
 
-// Errors of a step that changes nothing.
-var (
-	errWait  = errors.New("the task may not begin now")
-	errTaken = errors.New("all places of downloads are taken")
-)
+// errWait is the error of a step that changes nothing.
+var errWait = errors.New("the task may not begin now")
 
 // offer counts an offer for a task, if the device may get the image now.
 func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
