@@ -179,6 +179,7 @@ func TestRolloutFaults(t *testing.T) {
 				begun++
 			}
 		}
+		// security: D28
 		if r := f.sim.Report(t); begun != 1 || r.Totals.Upgrades != f.upgrades || r.Totals.Rollbacks != f.rolls {
 			t.Errorf("%s: %d tasks began; %d upgrades, %d rolled back", f.name, begun, r.Totals.Upgrades, r.Totals.Rollbacks)
 		}
@@ -257,6 +258,7 @@ func TestRolloutAndKills(t *testing.T) {
 			}
 			if f := task.Firmware; f != nil {
 				flashes += f.Flashes
+				// security: D28
 				if f.Restarts > 3 || f.Flashes > 2 || f.Offers > 5 {
 					t.Errorf("device %s: %+v", task.Device, f)
 				}

@@ -229,6 +229,7 @@ func TestRollout(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRolled(t, c.edit)
 			r.do(c.steps...)
+			// security: D28
 			if got := r.outcome(); got != c.want {
 				t.Errorf("%q, want %q; %+v", got, c.want, r.task.Rollout)
 			}
@@ -270,6 +271,7 @@ func TestRolloutIsBounded(t *testing.T) {
 				name = "call"
 			}
 			r.do(name)
+			// security: D28
 			if x := r.task.Rollout; x != nil && (x.Offers > MaxOffers || x.Flashes > MaxFlashes || x.Restarts > MaxRestarts || x.Offers < 0) {
 				t.Fatalf("seed %d: %+v", seed, x)
 			}

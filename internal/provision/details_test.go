@@ -90,6 +90,7 @@ func TestOffers(t *testing.T) {
 		}
 	}
 	before := len(b.rollouts.seen)
+	// security: D27
 	if check("another"); len(b.rollouts.seen) != before {
 		t.Error("the check of another client is seen")
 	}
@@ -147,7 +148,7 @@ func TestProbe(t *testing.T) {
 	expired := PathFirmware + b.mint.Code(codeProbe, clock.Now().Add(-time.Second))
 	altered := path[:len(path)-1] + string('A'+(path[len(path)-1]-'A'+1)%26)
 	for _, path := range []string{PathFirmware + "x", expired, altered, PathFirmware + "..%2f..%2fetc%2fpasswd", PathFirmware + b.mint.Code("console", clock.Now().Add(time.Hour))} {
-		// security: D24
+		// security: D24 D29
 		if r, _ := get(path); r.StatusCode != 404 {
 			t.Errorf("%s: %s", path, r.Status)
 		}

@@ -254,6 +254,7 @@ func TestNoOffer(t *testing.T) {
 		f := newFleet(t, lamp)
 		c := &Check{Device: lamp, Facts: devices.Facts{ELF: "old", Board: "bread"}, Details: `{}`, Address: home, Begun: clock.Now()}
 		change(f, c)
+		// security: D27
 		if o := f.Check(t.Context(), c); o != nil {
 			t.Errorf("%s: %+v", name, o)
 		}
@@ -292,6 +293,7 @@ func TestTasksThatEndAtACheck(t *testing.T) {
 		}
 		task := f.task(t, lamp)
 		j, err := f.store.Job(t.Context(), f.job.ID)
+		// security: D27 K45
 		if err != nil || task.Outcome != c.outcome || task.Code != c.code || c.halted != "" && j.Reason != c.halted {
 			t.Errorf("%s: %+v, %s %s, %v", c.name, task, j.State, j.Reason, err)
 		}
@@ -306,6 +308,7 @@ func TestTokens(t *testing.T) {
 	for name, wrong := range map[string]string{"empty": "", "altered": token[:len(token)-1] + "_", "of another device": strings.Replace(token, lamp.Token(), other.Token(), 1),
 		"of another job": strings.Replace(token, f.job.ID, "01m8fe8yckp9p1p4wn2q", 1), "a path": "../" + token, "no job": "x-y-z", "of an unknown device": strings.Replace(token, lamp.Token(), "020000000009", 1),
 		"the secret of the other": strings.Replace(tokenIn(second), other.Token(), lamp.Token(), 1)} {
+		// security: D27 D29
 		if d, err := f.Open(t.Context(), wrong, home); !errors.Is(err, ErrNoDownload) && !errors.Is(err, devices.ErrNotFound) {
 			t.Errorf("%s: %+v, %v", name, d, err)
 		}

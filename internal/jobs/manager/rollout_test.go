@@ -216,6 +216,7 @@ func TestWhoMayRoll(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.turns(t)
+	// security: K45
 	if tasks := m.tasksOf(t, j.ID); len(tasks) != 1 || tasks[lamp].Device != lamp {
 		t.Errorf("a key of the lab rolls to %+v", tasks)
 	}
