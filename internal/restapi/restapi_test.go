@@ -25,9 +25,9 @@ var table = []string{
 	"GET /v1/policy/versions/{version}", "GET /v1/self", "DELETE /v1/self", "POST /v1/console/codes", "POST /v1/console/keys", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/stats", "GET /v1/diagnosis",
 	"GET /v1/webhooks", "GET /v1/webhooks/{id}", "POST /v1/webhooks", "PATCH /v1/webhooks/{id}", "DELETE /v1/webhooks/{id}", "POST /v1/webhooks/{id}/test",
-	"POST /v1/firmware", "GET /v1/firmware", "GET /v1/firmware/check", "GET /v1/firmware/{id}", "PATCH /v1/firmware/{id}", "DELETE /v1/firmware/{id}", "GET /v1/firmware/{id}/file", "GET /v1/devices/{device}/firmware",
+	"POST /v1/firmware", "GET /v1/firmware", "GET /v1/firmware/check", "GET /v1/firmware/{id}", "PATCH /v1/firmware/{id}", "DELETE /v1/firmware/{id}", "GET /v1/firmware/{id}/file", "GET /v1/devices/{device}/firmware", "DELETE /v1/devices/{device}/firmware/bar", "POST /v1/firmware/roll",
 	"POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/{job}", "PATCH /v1/jobs/{job}", "POST /v1/jobs/{job}/pause", "POST /v1/jobs/{job}/resume", "POST /v1/jobs/{job}/cancel",
-	"POST /v1/jobs/{job}/retry", "POST /v1/jobs/{job}/advance", "GET /v1/jobs/{job}/tasks", "GET /v1/jobs/{job}/report", "GET /v1/devices/{device}/tasks",
+	"POST /v1/jobs/{job}/retry", "POST /v1/jobs/{job}/advance", "POST /v1/jobs/{job}/rollback", "GET /v1/jobs/{job}/tasks", "GET /v1/jobs/{job}/report", "GET /v1/devices/{device}/tasks",
 	"POST /v1/devices/{device}/tasks/{job}/cancel",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",
 }
