@@ -66,7 +66,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	p.visit("/console/stats")
 	p.await("document.querySelector('main .notice.warn')?.innerText.includes('node-1')")
 	p.visit("/console/devices/" + first)
-	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('node_lost')")
+	p.await("document.querySelector('[data-test=explain]')?.innerText.includes('The node that held it was lost')")
 	p.await("/did not answer.*node-1/.test(document.querySelector('[data-test=explain]')?.innerText)")
 	p.forgive() // connections that the test closed
 }
