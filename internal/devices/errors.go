@@ -88,6 +88,14 @@ func LimitReached(what string, limit int64) *Error {
 	return Errorf(CodeLimitReached, "the limit of %d %s is reached, or the share of it that this key may have; end some, or wait until some end", limit, what)
 }
 
+// CodeOf returns the code of an error, as AsError has it, or an empty one for nil.
+func CodeOf(err error) Code {
+	if err == nil {
+		return ""
+	}
+	return AsError(err).Code
+}
+
 // AsError returns err as *Error. A failure of the database becomes CodeUnavailable, whose detail tells a slow one from one that is away, ErrNotFound
 // CodeNotFound, any other error CodeInternal.
 func AsError(err error) *Error {

@@ -33,8 +33,8 @@ func ParseNew(body []byte) (spec api.NewJob, err error) {
 	return spec, nil
 }
 
-// HashOf returns the digest of a job as given, in hex, by which a repeated request is recognized.
-func HashOf(spec *api.JobSpec) string {
+// HashOf returns the digest of a job or a rollout as given, in hex, by which a repeated request is recognized.
+func HashOf(spec any) string {
 	text, err := json.Marshal(spec)
 	if err != nil {
 		panic("jobs: " + err.Error()) // every member was decoded from JSON

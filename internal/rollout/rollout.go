@@ -509,7 +509,7 @@ func (s *Service) Expire(ctx context.Context) error {
 func (s *Service) last(ctx context.Context, t *jobs.Task) (seen *jobs.DeviceCheck, heard bool, err error) {
 	v, err := s.view(ctx, t.Device)
 	if err != nil || t.Rollout == nil {
-		if devices.AsError(orEmpty(err)).Code == devices.CodeDeviceUnknown {
+		if devices.CodeOf(err) == devices.CodeDeviceUnknown {
 			err = nil
 		}
 		return nil, false, err
@@ -518,13 +518,6 @@ func (s *Service) last(ctx context.Context, t *jobs.Task) (seen *jobs.DeviceChec
 		return nil, heard, nil
 	}
 	return &jobs.DeviceCheck{ELF: v.Device.ELF, Board: v.Device.Board, Hardware: t.Rollout.Hardware, Display: t.Rollout.Display}, heard, nil
-}
-
-func orEmpty(err error) error {
-	if err == nil {
-		return &devices.Error{}
-	}
-	return err
 }
 
 // Connected implements session.Lifecycle: a device that connects without a check has refused the image, or its download broke.

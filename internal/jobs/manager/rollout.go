@@ -3,9 +3,6 @@ package manager
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -144,7 +141,7 @@ func (m *Manager) Roll(ctx context.Context, p access.Principal, r api.FirmwareRo
 func (m *Manager) roll(ctx context.Context, p access.Principal, r api.FirmwareRoll, o CreateOptions) (out api.JobGroup, again bool, err error) {
 	confirmation := r.Confirmation
 	r.Confirmation = ""
-	hash := hashOf(r)
+	hash := jobs.HashOf(r)
 	if o.Key != "" {
 		switch first, err := m.Store.Repeated(ctx, p.Key(), o.Key, hash); {
 		case err == nil:
@@ -183,15 +180,6 @@ func (m *Manager) PlanRoll(ctx context.Context, p access.Principal, r api.Firmwa
 	return out, nil
 }
 
-func hashOf(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic("manager: " + err.Error()) // it was decoded from JSON
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
-}
-
 // createGroup creates firmware jobs that some device may get, under one group.
 func (m *Manager) createGroup(ctx context.Context, p access.Principal, specs []api.JobSpec, hash string, o CreateOptions) (out api.JobGroup, again bool, err error) {
 	if o.Key != "" && !jobs.IsKey(o.Key) {
@@ -207,7 +195,7 @@ func (m *Manager) createGroup(ctx context.Context, p access.Principal, specs []a
 			return out, false, err
 		}
 		if !o.rollback {
-			if err := m.checkEligible(ctx, p, &spec, d.selection); devices.AsError(orEmpty(err)).Code == devices.CodeNotEligible {
+			if err := m.checkEligible(ctx, p, &spec, d.selection); devices.CodeOf(err) == devices.CodeNotEligible {
 				none = err
 				continue
 			} else if err != nil {
@@ -233,13 +221,6 @@ func (m *Manager) createGroup(ctx context.Context, p access.Principal, specs []a
 		m.Poke()
 	}
 	return groupView(stored), again, nil
-}
-
-func orEmpty(err error) error {
-	if err == nil {
-		return &devices.Error{}
-	}
-	return err
 }
 
 func groupView(list []jobs.Job) api.JobGroup {
@@ -317,7 +298,7 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 		}
 	}
 	o.rollback = true
-	out, _, err = m.createGroup(ctx, p, specs, hashOf([]string{"rollback", j.ID}), o)
+	out, _, err = m.createGroup(ctx, p, specs, jobs.HashOf([]string{"rollback", j.ID}), o)
 	out.Unreachable = unstored
 	return out, err
 }

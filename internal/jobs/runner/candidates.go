@@ -168,7 +168,7 @@ func (p *pump) add(ctx context.Context, c jobs.Candidate) error {
 	s := p.jobs[c.Job]
 	if s == nil {
 		j, err := p.r.Store.Job(ctx, c.Job)
-		if devices.AsError(orNil(err)).Code == devices.CodeNotFound {
+		if devices.CodeOf(err) == devices.CodeNotFound {
 			return nil
 		}
 		if err != nil {
@@ -181,14 +181,6 @@ func (p *pump) add(ctx context.Context, c jobs.Candidate) error {
 	}
 	p.insert(s, c, maxCandidates) // it is the next one of its device
 	return nil
-}
-
-// orNil makes AsError usable for nil.
-func orNil(err error) error {
-	if err == nil {
-		return &devices.Error{}
-	}
-	return err
 }
 
 // insert reports whether there is room for more. Without, a scan finds the candidate later. Where the memory is full, jobs with
