@@ -61,7 +61,7 @@ func (s *Server) newAPI() {
 				{Name: tagEvents, Description: "What happens, as it happens."},
 				{Name: tagWebhooks, Description: "What happens, delivered to addresses of yours."},
 				{Name: tagPhotos, Description: "What cameras and screens uploaded."},
-				{Name: tagFirmware, Description: "Firmware images, and which devices could run them. Nothing is given to devices yet."},
+				{Name: tagFirmware, Description: "Firmware images, which devices could run them, and rollouts, which give them to devices."},
 				{Name: tagNodes, Description: "The nodes themselves."},
 				{Name: tagAccess, Description: "Who may do what: API keys, and the rules of the tool guard."},
 				{Name: tagAudit, Description: "Who did what."},
