@@ -50,7 +50,6 @@ type Download struct {
 	token  string
 	counts bool // the task moves on with it
 	noted  time.Time
-	sent   int64
 }
 
 // Open opens the download of a token. Only the first of an offer, from the address of the check, moves the task on; others are served.
@@ -91,7 +90,6 @@ func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*
 
 // Note notes how many bytes were sent so far; before the last ones it must be called with all but those.
 func (d *Download) Note(sent int64) {
-	d.sent = sent
 	if d.counts && time.Since(d.noted) >= noteEvery {
 		d.noted = time.Now()
 		d.s.tasks.Run(func() { d.s.once(&d.task, func(step *jobs.Step) { step.Loaded(min(sent, d.Size-1)) }) })
