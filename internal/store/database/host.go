@@ -34,11 +34,15 @@ const ReadTimeout = 5 * time.Second
 
 // IDSet returns a condition that is true for these sorted ids, and its argument: one statement for
 // any number.
-func IDSet(postgres bool, column, place string, ids []string) (condition string, arg any) {
-	if postgres {
-		return column + " = ANY(CAST(" + place + " AS TEXT[]))", ids
+func IDSet[T ~string](postgres bool, column, place string, ids []T) (condition string, arg any) {
+	texts := make([]string, len(ids))
+	for i, id := range ids {
+		texts[i] = string(id)
 	}
-	text, err := json.Marshal(ids)
+	if postgres {
+		return column + " = ANY(CAST(" + place + " AS TEXT[]))", texts
+	}
+	text, err := json.Marshal(texts)
 	if err != nil {
 		panic(err) // cannot fail for strings
 	}

@@ -182,12 +182,8 @@ func scanImage(scan func(...any) error, before ...any) (image devices.DeviceImag
 
 // Newest implements firmware.Store.
 func (s *Store) Newest(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error) {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = string(id)
-	}
 	out := make(map[devices.ID]devices.DeviceImage, len(ids))
-	condition, arg := database.IDSet(s.db.Postgres(), "i.device", "$1", names)
+	condition, arg := database.IDSet(s.db.Postgres(), "i.device", "$1", ids)
 	_, err := read(ctx, s, "reading what devices run", func(scan func(...any) error) (none struct{}, err error) {
 		var id devices.ID
 		image, err := scanImage(scan, &id)

@@ -325,10 +325,6 @@ func (s *Store) Erase(ctx context.Context, id devices.ID) error {
 
 // Retry implements jobs.Store.
 func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jobs.Outcome, after devices.ID, limit int) (n int, next devices.ID, j jobs.Job, err error) {
-	names := make([]string, len(outcomes))
-	for i, o := range outcomes {
-		names[i] = string(o)
-	}
 	err = s.transact(ctx, "retrying tasks", func(ctx context.Context, t *transaction) error {
 		if err := t.lockCreating(ctx); err != nil {
 			return err
@@ -341,7 +337,7 @@ func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jo
 		if row.Round != round {
 			return nil
 		}
-		condition, arg := database.IDSet(t.db.Postgres(), "t.outcome", "$3", names)
+		condition, arg := database.IDSet(t.db.Postgres(), "t.outcome", "$3", outcomes)
 		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t WHERE t.job = $1 AND t.round = $2 AND t.state = 'ended' AND `+condition+` AND t.device > $4 ORDER BY t.device LIMIT $5`,
 			id, round, arg, string(after), int64(limit))
 		if err != nil {

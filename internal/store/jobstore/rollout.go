@@ -134,11 +134,7 @@ func (s *Store) Supersede(ctx context.Context, id string, ids []devices.ID) erro
 	if len(ids) == 0 {
 		return nil
 	}
-	names := make([]string, len(ids))
-	for i, device := range ids {
-		names[i] = string(device)
-	}
-	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", names)
+	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", ids)
 	from := ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.state = 'waiting' AND j.action = 'firmware' AND t.job < $1 AND ` + condition
 	older, err := read(ctx, s, "looking for older firmware tasks", scanText, `SELECT DISTINCT t.job`+from, id, arg)
 	if err != nil || len(older) == 0 { // most of the time there are none: then nobody waits for a transaction
@@ -176,12 +172,8 @@ func (s *Store) Changed(ctx context.Context, id string) (map[string]int64, error
 
 // ChangedOf implements jobs.Store.
 func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map[devices.ID]string, error) {
-	names := make([]string, len(ids))
-	for i, device := range ids {
-		names[i] = string(device)
-	}
 	out := map[devices.ID]string{}
-	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", names)
+	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", ids)
 	_, err := read(ctx, s, "reading what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
 		var device devices.ID
 		var before string
@@ -194,12 +186,8 @@ func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map
 
 // Marks implements jobs.Store.
 func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]jobs.Mark, error) {
-	names := make([]string, len(ids))
-	for i, device := range ids {
-		names[i] = string(device)
-	}
 	out := map[devices.ID]jobs.Mark{}
-	condition, arg := database.IDSet(s.db.Postgres(), "device", "$1", names)
+	condition, arg := database.IDSet(s.db.Postgres(), "device", "$1", ids)
 	_, err := read(ctx, s, "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
 		var device devices.ID
 		var m jobs.Mark
