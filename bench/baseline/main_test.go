@@ -48,7 +48,7 @@ func TestPrograms(t *testing.T) {
 func TestStormOnPostgres(t *testing.T) {
 	dsn := os.Getenv("FLEETD_TEST_POSTGRES")
 	if dsn == "" {
-		t.Skip("FLEETD_TEST_POSTGRES names no server")
+		t.Skip("NOT RUN: FLEETD_TEST_POSTGRES names no server")
 	}
 	checkProgram(t, "storm -n 40 -store pg-hash -dsn "+dsn, []string{" devices/s", " us/device"})
 }

@@ -22,7 +22,7 @@ func TestEmbeddedStorageRecovers(t *testing.T) {
 	t.Parallel()
 	const full = "/dev/full"
 	if _, err := os.Stat(full); err != nil {
-		t.Skip("this system has no /dev/full")
+		t.Skip("NOT RUN: this system has no /dev/full")
 	}
 	n := &node{cfg: load(t, map[string]string{"event-limit": "16MiB", "notification-limit": "1MiB", "photo-limit": "1MiB", "node": "n1"}), log: quiet}
 	n.dir = open(t, t.TempDir())

@@ -15,9 +15,7 @@ import (
 
 // A connection on which a message and pongs have arrived waits for the next frame on a stack of 2 KB.
 func TestStackOfIdleDevice(t *testing.T) {
-	if racetest.Enabled {
-		t.Skip("the race detector needs larger stacks")
-	}
+	racetest.Skip(t, "the size of a stack")
 	b := open(t)
 	const n = 400
 	var conns []*websocket.Conn
