@@ -257,8 +257,8 @@ func TestEviction(t *testing.T) {
 
 // Concurrent uploads into a full store find room, although others use the room that was made.
 func TestManyUploadsIntoAFullStore(t *testing.T) {
-	const limit, clients = 20 << 20, 24
-	times := racetest.Size(20, 5)
+	const limit = 20 << 20
+	clients, times := racetest.Size(24, 8), racetest.Size(20, 10)
 	c := newTestServer(t, func(o *Options) { o.Limit, o.PerDevice, o.PerAddress = limit, clients, clients })
 	jpeg := picture(t, 700)
 	body := cameraBody("q", jpeg)
