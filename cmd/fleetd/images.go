@@ -260,6 +260,22 @@ func (cmd *firmwareExplainCmd) Run(ctx context.Context, a *app, c *apiclient.Cli
 				rows = append(rows, []string{map[string]string{"error": "Blocks", "wait": "Waits", "warning": "Warning"}[f.Severity], f.Text + " (" + f.Code + ")"})
 			}
 		}
+		if d.Bar != "" {
+			rows = append(rows, []string{"Barred", d.Bar})
+		}
+		if t := d.Last; t != nil {
+			is := []string{cmp.Or(phaseText(t.Firmware), strings.TrimSpace(t.State+" "+t.Reason))}
+			if t.Outcome != "" {
+				is = []string{t.Outcome, timeCell(t.EndedAt)}
+			}
+			if t.Code != "" {
+				is = append(is, t.Code)
+			}
+			if t.Detail != "" {
+				is = append(is, t.Detail)
+			}
+			rows = append(rows, []string{"Rollout", "job " + t.Job + ": " + strings.Join(is, ", ")})
+		}
 		return aligned(a.stdout, "", rows, 0)
 	}, apiclient.Query{"image": cmd.Image}, "devices", cmd.Device, "firmware")
 }

@@ -334,10 +334,7 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error
 		if err != nil {
 			return err
 		}
-		if f := t.Firmware; f != nil && f.Phase != "" {
-			t.Reason = strings.TrimSpace(f.Phase + " " + f.Gate)
-		}
-		rows = append(rows, []string{t.Job, t.State, t.Reason, utcText(t.DueAt), strconv.Itoa(t.Attempt), cut(actionText(&j.Spec.Action), actionWidth)})
+		rows = append(rows, []string{t.Job, t.State, cmp.Or(phaseText(t.Firmware), t.Reason), utcText(t.DueAt), strconv.Itoa(t.Attempt), cut(actionText(&j.Spec.Action), actionWidth)})
 	}
 	if cmd.JSON {
 		return nil

@@ -191,15 +191,8 @@ func phasesText(ctx context.Context, c *apiclient.Client, j *api.Job) string {
 		if err != nil {
 			return "" // the job itself is what is followed
 		}
-		if f := t.Firmware; f != nil && f.Phase != "" {
-			text := cleantext.Line(t.Device) + " " + f.Phase
-			switch {
-			case f.Phase == "loading" && f.Size > 0:
-				text += fmt.Sprintf(" %d%%", 100*f.Bytes/f.Size)
-			case f.Gate != "":
-				text += " " + f.Gate
-			}
-			parts = append(parts, text)
+		if phase := phaseText(t.Firmware); phase != "" {
+			parts = append(parts, cleantext.Line(t.Device)+" "+phase)
 		}
 	}
 	slices.Sort(parts)
@@ -211,6 +204,17 @@ func phasesText(ctx context.Context, c *apiclient.Client, j *api.Job) string {
 		return ""
 	}
 	return " (" + strings.Join(parts, ", ") + ")"
+}
+
+// phaseText says what a running firmware task waits for. It is empty for every other task.
+func phaseText(f *api.TaskFirmware) string {
+	switch {
+	case f == nil || f.Phase == "":
+		return ""
+	case f.Phase == "loading" && f.Size > 0:
+		return fmt.Sprintf("loading %d%%", 100*f.Bytes/f.Size)
+	}
+	return strings.TrimSpace(f.Phase + " " + f.Gate)
 }
 
 type firmwareRollbackCmd struct {

@@ -109,8 +109,8 @@ type Store interface {
 	Rolling(ctx context.Context, device devices.ID) ([]Queued, error)
 	// Overdue returns running firmware tasks whose phase has passed its limit.
 	Overdue(ctx context.Context, limit int) ([]Task, error)
-	// Correctable returns the last ended firmware task of a device that was to run this image.
-	Correctable(ctx context.Context, device devices.ID, elf string) (Task, error)
+	// Rolled returns the firmware task of a device that began and ended last, of those with this image; empty: with any.
+	Rolled(ctx context.Context, device devices.ID, elf string) (Task, error)
 	// Supersede ends the waiting firmware tasks of devices that are of jobs older than this one.
 	Supersede(ctx context.Context, id string, ids []devices.ID) error
 	// Changed returns how many devices a firmware job has given its image, by what they ran before; and those of the given devices.

@@ -647,10 +647,13 @@ func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *
 
 // Changed corrects the task of a device that shows another image than before: it may be one that was given up.
 func (s *Service) Changed(c devices.ImageChange) {
+	if c.To.ELF == "" {
+		return
+	}
 	s.tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
 		defer cancel()
-		t, err := s.Store.Correctable(ctx, c.Device, c.To.ELF)
+		t, err := s.Store.Rolled(ctx, c.Device, c.To.ELF)
 		if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
 			return
 		}

@@ -223,6 +223,11 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 	if err := m.Fleet.Registry().CheckKnown(device); err != nil {
 		return nil, asError(err)
 	}
+	return m.queue(ctx, p, device, func(*jobs.Job) bool { return true })
+}
+
+// queue returns those of the open tasks of a device whose jobs are wanted.
+func (m *Manager) queue(ctx context.Context, p access.Principal, device devices.ID, wanted func(*jobs.Job) bool) ([]api.Task, error) {
 	queue, err := m.Store.Queue(ctx, device)
 	if err != nil {
 		return nil, asError(err)
@@ -241,7 +246,7 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 			why = m.waitOf(&q.Job, &q.Task, &v, ahead, now)
 		}
 		ahead = ahead || isAhead(q, now)
-		if !p.Caller.OwnJobsOnly() || q.Job.Owner == p.Key() {
+		if wanted(&q.Job) && (!p.Caller.OwnJobsOnly() || q.Job.Owner == p.Key()) {
 			out = append(out, taskView(&q.Task, why))
 			if q.Task.State == jobs.TaskWaiting {
 				held.add(len(out)-1, &q.Job, why, &v)

@@ -313,16 +313,30 @@ func (m *Manager) Unbar(ctx context.Context, p access.Principal, device devices.
 	return asError(err)
 }
 
-// FirmwareTask returns the firmware task that runs on a device, or the one that waits first; nil if there is none that the caller may see.
+// FirmwareTask returns the firmware task that runs on a device, else the one that waits first, else the one that ended last; nil if there
+// is none that the caller may see.
 func (m *Manager) FirmwareTask(ctx context.Context, p access.Principal, device devices.ID) (*api.Task, error) {
-	list, err := m.Store.Rolling(ctx, device)
-	for i := range list {
-		if q := &list[i]; !p.Caller.OwnJobsOnly() || q.Job.Owner == p.Key() {
-			view := taskView(&q.Task, jobs.WaitNone)
-			return &view, nil
+	open, err := m.queue(ctx, p, device, func(j *jobs.Job) bool { return j.Spec.Action.Firmware != nil })
+	if err != nil {
+		return nil, err
+	}
+	if len(open) > 0 {
+		return &open[max(0, slices.IndexFunc(open, func(t api.Task) bool { return t.State == string(jobs.TaskRunning) }))], nil
+	}
+	ended, err := m.Store.Rolled(ctx, device, "")
+	switch {
+	case errors.Is(err, devices.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, asError(err)
+	}
+	if p.Caller.OwnJobsOnly() {
+		if j, err := m.Store.Job(ctx, ended.Job); err != nil || j.Owner != p.Key() {
+			return nil, asError(err)
 		}
 	}
-	return nil, asError(err)
+	view := taskView(&ended, jobs.WaitNone)
+	return &view, nil
 }
 
 // bringBack rolls a job back that asks for it when its gates halt it, once.

@@ -163,6 +163,39 @@ func TestRoll(t *testing.T) {
 	}
 }
 
+// What a device was given last is known after its task has ended, to those who may see its job.
+func TestFirmwareTask(t *testing.T) {
+	m, _ := newRollouts(t)
+	other := m.key(t, "jobs firmware", "room=lab")
+	last := func(p access.Principal) *api.Task {
+		t.Helper()
+		task, err := m.FirmwareTask(t.Context(), p, lamp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return task
+	}
+	if task := last(devicetest.Admin); task != nil {
+		t.Errorf("before any: %+v", task)
+	}
+	group, _, err := m.Roll(t.Context(), devicetest.Admin, roll(), CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.turns(t)
+	if task := last(devicetest.Admin); task == nil || task.State != "waiting" || task.Reason == "" {
+		t.Errorf("before it begins: %+v", task)
+	}
+	of := slices.IndexFunc(group.Items, func(j api.Job) bool { return strings.HasPrefix(j.Spec.Action.Firmware.Image, "a") })
+	m.install(t, group.Items[of].ID, lamp, "elf old", "elf a")
+	if task := last(devicetest.Admin); task == nil || task.Outcome != "ok" || task.Firmware == nil || task.Firmware.Flashes != 1 {
+		t.Errorf("after its end: %+v", task)
+	}
+	if task := last(other); task != nil {
+		t.Errorf("another key sees %+v", task)
+	}
+}
+
 // A job of one image has every device of its selection; those that may not get it are refused, and one that no device may get is not made.
 func TestFirmwareJob(t *testing.T) {
 	m, f := newRollouts(t)

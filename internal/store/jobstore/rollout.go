@@ -116,10 +116,10 @@ func (s *Store) Overdue(ctx context.Context, limit int) ([]jobs.Task, error) {
 		`SELECT `+taskNames+` FROM tasks t WHERE t.phase <> '' AND t.limit_at <= $1 ORDER BY t.limit_at LIMIT $2`, clock.Micros(s.Now()), int64(limit))
 }
 
-// Correctable implements jobs.Store.
-func (s *Store) Correctable(ctx context.Context, device devices.ID, elf string) (jobs.Task, error) {
-	list, err := read(ctx, s, "looking for the firmware task of an image", scanOne,
-		`SELECT `+taskNames+` FROM tasks t WHERE t.device = $1 AND t.elf_target = $2 AND t.elf_target <> '' AND t.state = 'ended' ORDER BY t.ended_at DESC LIMIT 1`, string(device), elf)
+// Rolled implements jobs.Store.
+func (s *Store) Rolled(ctx context.Context, device devices.ID, elf string) (jobs.Task, error) {
+	list, err := read(ctx, s, "looking for an ended firmware task", scanOne,
+		`SELECT `+taskNames+` FROM tasks t WHERE t.device = $1 AND t.elf_target <> '' AND (t.elf_target = $2 OR $2 = '') AND t.state = 'ended' ORDER BY t.ended_at DESC LIMIT 1`, string(device), elf)
 	if err == nil && len(list) == 0 {
 		err = devices.ErrNotFound
 	}

@@ -111,7 +111,7 @@ func testSteps(t *testing.T, f *jobFleet) {
 	if lost.Outcome != jobs.Failed || lost.Code != jobs.CodeLost || lost.Phase != jobs.PhaseNone {
 		t.Errorf("%+v", lost)
 	}
-	found, err := s.Correctable(t.Context(), mac(1), "new")
+	found, err := s.Rolled(t.Context(), mac(1), "new")
 	if err != nil || found.Job != j.ID {
 		t.Fatalf("%+v, %v", found, err)
 	}
@@ -119,8 +119,11 @@ func testSteps(t *testing.T, f *jobFleet) {
 	if got := f.job(t, j.ID); got.Counts.Of(jobs.OK) != 1 || got.Counts.Of(jobs.Failed) != 0 {
 		t.Errorf("corrected: %+v", got.Counts)
 	}
-	if _, err := s.Correctable(t.Context(), mac(1), "other"); !errors.Is(err, devices.ErrNotFound) {
+	if _, err := s.Rolled(t.Context(), mac(1), "other"); !errors.Is(err, devices.ErrNotFound) {
 		t.Errorf("another image: %v", err)
+	}
+	if found, err := s.Rolled(t.Context(), mac(1), ""); err != nil || found.Job != j.ID {
+		t.Errorf("any image: %+v, %v", found, err)
 	}
 	// Two flashes without the image bar the device until somebody lifts that.
 	for range 2 {
