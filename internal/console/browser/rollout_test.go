@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/fleettest"
@@ -148,6 +149,8 @@ func TestRolloutHalts(t *testing.T) {
 			return true
 		case r.URL.Path == "/v1/devices/"+first+"/firmware" && !lifted.Load():
 			return respond(t, w, http.StatusOK, api.DeviceFirmware{Device: first, Bar: "it came back twice", Last: &api.Task{Job: "j1", State: "running", Firmware: &api.TaskFirmware{Phase: "loading", Bytes: 450_000, Size: 1_000_000}}})
+		case r.URL.Path == "/v1/devices/"+first+"/firmware":
+			return respond(t, w, http.StatusOK, api.DeviceFirmware{Device: first, Last: &api.Task{Job: "j1", State: "ended", Outcome: "failed", Code: "rolled_back", EndedAt: api.At(time.Now())}})
 		}
 		return false
 	})
@@ -173,4 +176,5 @@ func TestRolloutHalts(t *testing.T) {
 	p.await("!!document.querySelector('dialog')")
 	p.run("document.querySelector('dialog button.primary').click()")
 	p.await("!document.querySelector('dialog') && !document.body.innerText.includes('it came back twice')")
+	p.shows("The last rollout: failed, came back with its former image")
 }

@@ -435,7 +435,7 @@ export const s = {
     allow: "Also give it to a device that", gets: (n, all, online) => `${count(n)} of ${plural(all, "device")} could get it; ${count(online)} connected now`, left: (n) => `${plural(n, "device")} of these ${n === 1 ? "runs" : "run"} it already.`, nothingLeft: "No other device could get it, so there is nothing to start.",
     noWayBack: (n) => `${plural(n, "device")} could not get back what ${n === 1 ? "it runs" : "they run"} now: that is not stored, or would not fit.`, noDevice: (n) => `${plural(n, "further image")} of the release: for boards that no selected device has.`,
     stages: (list) => list.map((x) => `${x.ok}${x.soak ? `, then ${x.soak}` : ""}`).join("; "),
-    bar: (why) => `The device gets no firmware for now: ${why}`, lift: "Lift the bar", liftAsk: "Jobs may give the device firmware again.", waits: (why) => `waits for firmware${why ? `: ${why}` : ""}`,
+    bar: (why) => `The device gets no firmware for now: ${why}`, lift: "Lift the bar", liftAsk: "Jobs may give the device firmware again.", waits: (why) => `waits for firmware${why ? `: ${why}` : ""}`, ended: (outcome, why) => `the last rollout: ${outcome}${why ? `, ${why}` : ""}`,
     checkTitle: "Who could get it?", target: "Release, or the first 12 digits of an image", select: "Devices, as a selection (all if empty)", nobody: "No device is selected.",
     running: "Versions that devices run", nothing: "no device has checked in yet",
   },

@@ -125,7 +125,10 @@ const CHANGES = [
   { name: c.device, text: (e) => e.device, cell: (e) => html`<${Link} href=${to(["devices", e.device, "timeline"])}>${line(e.device, 40)}<//>`, keep: true, bare: true }, { name: c.from, text: (e) => e.from.version, keep: true }, { name: c.to, text: (e) => e.to.version, keep: true },
   { name: c.board, text: (e) => e.board }, { name: c.cause, text: (e) => word("imageCause", e.cause) }, { name: c.at, text: (e) => e.time, cell: (e) => html`<${Time} at=${e.time} />`, keep: true }];
 
-// DeviceFirmware says why a device gets no firmware, and how far the task has come that gives it some. Without both it shows nothing.
+const told = (t) => (t.state === "running" ? taskWhy(t) : t.state === "waiting" ? f.waits(taskWhy(t)) : f.ended(word("outcome", t.outcome), taskWhy(t)));
+
+// DeviceFirmware says why a device gets no firmware, and how far the task has come that gives it some, or how the last one ended. Without
+// both it shows nothing.
 export function DeviceFirmware({ device, can }) {
   const url = path("v1", "devices", device.id, "firmware");
   const own = useData((signal) => get(url, signal), [device.id, device.firmware, device.state]);
@@ -133,5 +136,5 @@ export function DeviceFirmware({ device, can }) {
   const { bar, last } = own.data || {}, lift = async () => { await request("DELETE", `${url}/bar`); own.reload(); };
   return (bar || last) && html`<${Panel} title=${s.pages.firmware} data-test="device-firmware"><div class="told">
     ${bar && html`<p class="plain"><${Outcome} tone="bad">${line(f.bar(bar), 600)}<//></p>${can("firmware") && html`<div class="actions"><${Ask} label=${f.lift} question=${f.liftAsk} act=${lift} /></div>`}`}
-    ${last && html`<p><${Link} href=${to(["jobs", last.job])}>${capital(last.state === "running" ? taskWhy(last) : f.waits(taskWhy(last)))}<//></p>`}</div><//>`;
+    ${last && html`<p><${Link} href=${to(["jobs", last.job])}>${capital(told(last))}<//>${last.ended_at && html` <${Time} at=${last.ended_at} />`}</p>`}</div><//>`;
 }
