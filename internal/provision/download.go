@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -80,7 +81,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the image is not at hand", http.StatusServiceUnavailable)
 		return
 	}
-	err = serveDownload(w, r, d.Size, func(write func([]byte) error) error { return copyImage(d, write) })
+	err = serveDownload(w, r, d.Size, func(write func([]byte) error) error { return copyImage(d, write) }, func(left int) { d.Note(d.Size - int64(left)) })
 	d.Close(err, s.opt.Draining())
 	abort(err)
 }
@@ -123,13 +124,13 @@ func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 			return r.Context().Err()
 		}
 		return write(probe[half:])
-	}))
+	}, func(int) {}))
 }
 
 // serveDownload answers as the firmware's HTTP client wants it (ota.cc:267-387): status 200, Content-Length, no other coding, headers
-// of a few hundred bytes, and the first bytes of the body with them. The error is that of body, or says that the device broke the
-// connection before it had read everything.
-func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error) error {
+// of a few hundred bytes, and the first bytes of the body with them. It calls note with how many bytes the device has not taken after the last
+// one was written, while it takes them. The error is that of body, or says that the device has not read everything.
+func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error, note func(left int)) error {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // that of the request would end the context in the middle of a long download
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -146,14 +147,31 @@ func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func
 	if err != nil {
 		return err
 	}
-	patience := time.NewTimer(closeTime)
-	defer patience.Stop()
-	select {
-	case <-r.Context().Done():
-		if !connlimit.EndedWell(r.Context()) {
-			return errors.New("the device broke the connection before it had read everything")
+	return awaitRead(r.Context(), func() int { return connlimit.Unread(r.Context()) }, note)
+}
+
+// awaitRead waits until the device has closed the connection, or has taken all bytes that were written and has not closed it for closeTime.
+// unread returns how many bytes its system has not acknowledged.
+func awaitRead(ctx context.Context, unread func() int, note func(left int)) error {
+	ticker := time.NewTicker(closeTime)
+	defer ticker.Stop()
+	for left, taken := unread(), time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			if !connlimit.EndedWell(ctx) {
+				return errors.New("the device broke the connection before it had read everything")
+			}
+			return nil
+		case <-ticker.C:
 		}
-	case <-patience.C: // its system has acknowledged everything, or the next check says more
+		switch now := unread(); {
+		case now == 0 && left == 0: // what it did with the image is known at its next check
+			return nil
+		case now < left:
+			left, taken = now, time.Now()
+			note(left)
+		case time.Since(taken) >= writeTime:
+			return errors.New("the device did not take the end of the image")
+		}
 	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -61,6 +62,7 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 func describe(body []byte, c *admission.CheckIn) (mac string) {
 	var details strings.Builder
 	details.Grow(min(len(body), devices.MaxDetails))
+	own := isOwn(body, "")
 	walk := jsonspan.Object(body)
 	for walk.Next() {
 		value := walk.Value()
@@ -74,18 +76,20 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		case "chip_model_name":
 			c.Chip, _ = jsonspan.String(value)
 		case "application":
+			own = own && isOwn(value, "version")
 			addDetail(&details, "application", value)
 			c.Firmware, c.ELF = member(value, "version"), member(value, "elf_sha256")
 		case "flash_size", "chip_info", "partition_table", "ota", "display":
 			addDetail(&details, string(walk.Key()), value)
 		case "board":
+			own = own && isOwn(value, "name")
 			c.Board = member(value, "name")
 			if c.Board == "" {
 				c.Board = member(value, "type")
 			}
 		}
 	}
-	if walk.Err() == nil {
+	if walk.Err() == nil && own {
 		if details.Len() > 0 {
 			details.WriteByte('}')
 			c.Details = details.String()
@@ -96,8 +100,8 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		return mac
 	}
 	c.Details = devices.UnreadableDetails
-	// Not JSON: find the members by the text around them, which the firmware
-	// concatenates in a fixed order.
+	// Not JSON, or not what the firmware meant: find the members by the text around them, which
+	// the firmware concatenates in a fixed order.
 	c.Chip = after(body, `"chip_model_name":"`)
 	c.ELF = after(body, `"elf_sha256":"`)
 	if _, application, found := bytes.Cut(body, []byte(`"application":{`)); found {
@@ -107,6 +111,25 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 		c.Board = after(board, `"name":"`)
 	}
 	return after(body, `"mac_address":"`)
+}
+
+// maxMembers is how many members the firmware's objects have at most, and some.
+const maxMembers = 64
+
+// isOwn reports whether an object can be what the firmware meant: no member is there twice, and the text of one has no escape sequence. The
+// firmware escapes nothing, so a text in it, such as the name of a Wi-Fi network, may bring members of its own, and an escape sequence in a
+// version is read by this parser alone.
+func isOwn(object []byte, plain string) bool {
+	var names []string
+	walk := jsonspan.Object(object)
+	for walk.Next() {
+		name := string(walk.Key())
+		if slices.Contains(names, name) || len(names) == maxMembers || name == plain && bytes.ContainsRune(walk.Value(), '\\') {
+			return false
+		}
+		names = append(names, name)
+	}
+	return true // if it ends early it is not JSON, which the caller finds
 }
 
 // addDetail adds a member of devices.Details, untouched.
