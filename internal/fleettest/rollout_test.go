@@ -294,6 +294,7 @@ func TestRolloutAndKills(t *testing.T) {
 		return task.State == "ended" || task.State == "waiting" && task.Firmware != nil && (task.Firmware.Restarts == 3 && task.DueAt.IsZero() || task.Code == "image_refused")
 	}
 	ended := func() bool {
+		tasks := 0
 		for _, j := range group {
 			now, err := c.Nodes[0].Job(t.Context(), j.ID)
 			if err != nil || now.Counts.Running > 0 {
@@ -306,9 +307,10 @@ func TestRolloutAndKills(t *testing.T) {
 				if err != nil || !settled(&task) {
 					return false
 				}
+				tasks++
 			}
 		}
-		return true
+		return tasks == devices
 	}
 	begun, kills := time.Now(), 0
 	for ; !ended() && time.Since(begun) < 4*time.Minute; kills++ {

@@ -31,9 +31,8 @@ func TestDetails(t *testing.T) {
 		body string
 		want devices.Details
 	}{
-		"the firmware's":    {v.Request.Body, devices.ParseDetails(v.Request.Body)}, // has the same names
-		"an SSID in quotes": {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"the "lab""`, 1), devices.Details{Unreadable: true}},
-		// security: D27
+		"the firmware's":                {v.Request.Body, devices.ParseDetails(v.Request.Body)}, // has the same names
+		"an SSID in quotes":             {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"the "lab""`, 1), devices.Details{Unreadable: true}},
 		"an SSID that brings a board":   {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x"},"board":{"name":"other"`, 1), devices.Details{Unreadable: true}},
 		"an SSID that names the board":  {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x","name":"other"`, 1), devices.Details{Unreadable: true}},
 		"an SSID that brings a version": {strings.Replace(v.Request.Body, `"ssid":"lab"`, `"ssid":"x"},"application":{"version":"3"`, 1), devices.Details{Unreadable: true}},
@@ -47,6 +46,7 @@ func TestDetails(t *testing.T) {
 		r := httptest.NewRequest(http.MethodPost, PathOTA, strings.NewReader(c.body))
 		r.Header.Set("Device-Id", mac)
 		got, err := parseRequest(r)
+		// security: D27
 		if details := devices.ParseDetails(got.Details); err != nil || fmt.Sprintf("%+v", details) != fmt.Sprintf("%+v", c.want) || len(got.Details) > devices.MaxDetails {
 			t.Errorf("%s: %q is %+v, error %v", name, got.Details, details, err)
 		}
