@@ -92,22 +92,13 @@ func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*
 func (d *Download) Note(sent int64) {
 	if d.counts && time.Since(d.noted) >= noteEvery {
 		d.noted = time.Now()
-		d.s.tasks.Run(func() { d.s.once(&d.task, func(step *jobs.Step) { step.Loaded(min(sent, d.Size-1)) }) })
-	}
-}
-
-// once makes a step of the task unless it was begun again meanwhile, without another attempt.
-func (s *Service) once(t *jobs.Task, f func(*jobs.Step)) {
-	ctx, cancel := context.WithTimeout(context.Background(), stepTime)
-	defer cancel()
-	_, err := s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
-		if isSame(step.Task, t) {
-			f(step)
-		}
-		return nil
-	})
-	if err != nil {
-		s.Log.Debug("the progress of a download was not recorded", "device", t.Device, "error", err)
+		d.s.tasks.Run(func() {
+			_, _ = d.s.step(0, d.task.Job, d.task.Device, func(step *jobs.Step) { // the next one says more
+				if isSame(step.Task, &d.task) {
+					step.Loaded(min(sent, d.Size-1))
+				}
+			})
+		})
 	}
 }
 
@@ -135,7 +126,7 @@ func (d *Download) Close(err error, stopping bool) {
 		return
 	}
 	end := func() {
-		_, _ = d.s.step(d.task.Job, d.task.Device, func(step *jobs.Step) { // the periodic work finds a download that stands still
+		_, _ = d.s.step(patience, d.task.Job, d.task.Device, func(step *jobs.Step) { // the periodic work finds a download that stands still
 			switch {
 			case !isSame(step.Task, &d.task):
 			case result == complete:

@@ -153,6 +153,11 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		s.Offers.Add(unready, 1)
 		return nil
 	}
+	if len(queue) == 0 {
+		s.confirm(ctx, c.Device)
+		return nil
+	}
+	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
 	at := slices.IndexFunc(queue, func(q jobs.Queued) bool {
 		step := jobs.Step{Job: &q.Job, Task: &q.Task}
 		return step.Runs() || step.IsBack(c.Facts.ELF)
@@ -160,7 +165,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	if at < 0 {
 		s.confirm(ctx, c.Device)
 	} else {
-		task, err := s.see(ctx, &queue[at].Task, c)
+		task, err := s.see(ctx, &queue[at].Task, &seen)
 		if err != nil {
 			s.Offers.Add(unready, 1)
 			return nil
@@ -170,7 +175,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		}
 	}
 	for i := range queue {
-		if o := s.offer(ctx, &queue[i], c); o != nil {
+		if o := s.offer(ctx, &queue[i], c, &seen); o != nil {
 			return o
 		}
 	}
@@ -189,10 +194,9 @@ func (s *Service) confirm(ctx context.Context, id devices.ID) {
 }
 
 // see applies a check to a running task.
-func (s *Service) see(ctx context.Context, t *jobs.Task, c *Check) (jobs.Task, error) {
-	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
+func (s *Service) see(ctx context.Context, t *jobs.Task, seen *jobs.DeviceCheck) (jobs.Task, error) {
 	return s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
-		step.See(&seen)
+		step.See(seen)
 		return nil
 	})
 }
@@ -224,7 +228,7 @@ func addressText(a netip.Addr) string {
 var errWait = errors.New("the task may not begin now")
 
 // offer counts an offer for a task, if the device may get the image now.
-func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
+func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *jobs.DeviceCheck) *Offer {
 	now, f := s.Store.Now(), q.Job.Spec.Action.Firmware
 	early := jobs.Step{Job: &q.Job, Task: &q.Task, Now: now}
 	if f == nil || c.Activation || !s.MayBegin() || !early.Runs() && !early.MayBegin(true) {
@@ -244,7 +248,6 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
 		return nil
 	}
 	no := s.MayAct(ctx, q.Job.Owner, c.Device)
-	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
 	token, result := tokenOf(&q.Task), waiting
 	fresh := token
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
@@ -271,7 +274,7 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check) *Offer {
 			step.GiveBack()
 			return nil
 		}
-		step.Device(&seen, o.ELF, o.Foreign, o.Single)
+		step.Device(seen, o.ELF, o.Foreign, o.Single)
 		if again {
 			result = repeated
 			step.OfferAgain()
@@ -405,7 +408,7 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 		s.called.add(id)
 		return 0
 	}
-	s.step(job.ID, id, func(step *jobs.Step) { step.NotCalled(step.Now.Add(retryWait)) })
+	s.step(patience, job.ID, id, func(step *jobs.Step) { step.NotCalled(step.Now.Add(retryWait)) })
 	return retryWait
 }
 
@@ -454,8 +457,8 @@ func (s *Service) view(ctx context.Context, id devices.ID) (devices.View, error)
 	return list[0], nil
 }
 
-// step makes a step of the task of a device that nobody waits for, again and again until the database takes it, for some time.
-func (s *Service) step(job string, id devices.ID, f func(*jobs.Step)) (task jobs.Task, err error) {
+// step makes a step of the task of a device that nobody waits for, again and again until the database takes it, for at most so long.
+func (s *Service) step(patience time.Duration, job string, id devices.ID, f func(*jobs.Step)) (task jobs.Task, err error) {
 	for begun := time.Now(); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), stepTime)
 		task, err = s.Store.Step(ctx, job, id, func(step *jobs.Step, _ bool) error {
@@ -657,7 +660,7 @@ func (s *Service) Changed(c devices.ImageChange) {
 		if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
 			return
 		}
-		s.step(t.Job, t.Device, func(step *jobs.Step) {
+		s.step(patience, t.Job, t.Device, func(step *jobs.Step) {
 			if step.Task.Fence == t.Fence {
 				step.Correct()
 			}
