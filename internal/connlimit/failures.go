@@ -55,7 +55,7 @@ func NewFailures(trusted []netip.Prefix) *Failures {
 // once. Otherwise it returns true, after FailureDelay unless too many answers are
 // delayed already; the caller must then answer that there are too many attempts.
 func (f *Failures) Failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
-	if f == nil || inNetworks(addr, f.trusted) {
+	if f == nil || InNetworks(addr, f.trusted) {
 		return false
 	}
 	return f.failed(ctx, addr)
@@ -158,7 +158,8 @@ func (f *Failures) evictLocked(now time.Time) {
 	}
 }
 
-func inNetworks(addr netip.Addr, networks []netip.Prefix) bool {
+// InNetworks reports whether an address is in one of the networks.
+func InNetworks(addr netip.Addr, networks []netip.Prefix) bool {
 	addr = addr.Unmap()
 	for _, network := range networks {
 		if network.Contains(addr) {
@@ -200,7 +201,7 @@ func ClientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 		return netip.Addr{}
 	}
 	addr := peer.Addr().Unmap()
-	if !inNetworks(addr, trusted) {
+	if !InNetworks(addr, trusted) {
 		return addr
 	}
 	// A proxy may append a field of its own to those that the client sent, so only the last address counts.

@@ -136,7 +136,7 @@ func (l *Listener) admit(c net.Conn) *trackedConn {
 		v.caller = &caller{}
 		endUnread(c, l.unread)
 	}
-	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !inNetworks(peer.Addr(), g.trusted) {
+	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !InNetworks(peer.Addr(), g.trusted) {
 		v.addr = peer.Addr()
 		if !g.shares.Acquire(v.addr) {
 			g.open.Add(-1)

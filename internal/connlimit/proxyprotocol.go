@@ -79,7 +79,7 @@ func (p *ProxyListener) accept() {
 		if err == nil {
 			peer, _ = netip.ParseAddrPort(c.RemoteAddr().String()) // zero is not trusted
 		}
-		if err != nil || !inNetworks(peer.Addr(), p.trusted) {
+		if err != nil || !InNetworks(peer.Addr(), p.trusted) {
 			p.deliver(acceptResult{c, err})
 			continue
 		}

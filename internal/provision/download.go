@@ -69,7 +69,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
 		return
 	}
-	d, err := s.opt.Rollouts.Open(r.Context(), token, address)
+	d, err := s.opt.Rollouts.Open(r.Context(), token, s.known(address))
 	switch {
 	case errors.Is(err, rollout.ErrBusy):
 		http.Error(w, "this image is being downloaded already", http.StatusTooManyRequests)

@@ -231,9 +231,17 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 	_, _ = w.Write(body) // the device repeats the check if this fails
 }
 
+// known returns the address of a device, or none if it is that of a trusted proxy, which did not name the device's.
+func (s *Server) known(addr netip.Addr) netip.Addr {
+	if connlimit.InNetworks(addr, s.opt.TrustedProxies) {
+		return netip.Addr{}
+	}
+	return addr
+}
+
 // addOffer tells the rollout of a check, and adds the image that it offers to the reply.
 func (s *Server) addOffer(ctx context.Context, answer *reply, c *admission.CheckIn, begun time.Time) {
-	offer := s.opt.Rollouts.Check(ctx, &rollout.Check{Device: c.Device, Facts: c.Facts, Details: c.Details, Address: c.Address, Begun: begun,
+	offer := s.opt.Rollouts.Check(ctx, &rollout.Check{Device: c.Device, Facts: c.Facts, Details: c.Details, Address: s.known(c.Address), Begun: begun,
 		WebSocket: answer.WebSocket != nil, Activation: answer.Activation != nil})
 	if offer == nil {
 		return

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// perAddress is how many of the places of downloads one address may take.
+	// perAddress is how many of the places of downloads one address may take. A proxy that names no client may take all.
 	perAddress = 8
 	// perToken is how many downloads there may be of one offer at once.
 	perToken = 2
@@ -235,7 +235,7 @@ func (p *places) take(token, from string) bool {
 		at.until = now.Add(placeTime)
 		return true
 	}
-	if len(p.list) >= p.limit || same >= perAddress {
+	if len(p.list) >= p.limit || from != "" && same >= perAddress {
 		return false
 	}
 	if p.list == nil {

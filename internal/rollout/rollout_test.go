@@ -264,6 +264,18 @@ func TestNoOffer(t *testing.T) {
 	}
 }
 
+// Devices behind a proxy that does not name them have no address to share.
+func TestOffersBehindAProxy(t *testing.T) {
+	f := newFleet(t, lamp)
+	f.places.limit = 100
+	for i := range perAddress {
+		f.places.take(string(rune('a'+i)), "")
+	}
+	if o := f.check(lamp, "old", netip.Addr{}); o == nil {
+		t.Error("it gets no offer")
+	}
+}
+
 func fill(f *fleet, from netip.Addr) {
 	f.places.limit = 100
 	for i := range perAddress {
