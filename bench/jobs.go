@@ -86,11 +86,7 @@ func (b *bench) jobsRun(ctx context.Context, run int, v variant, into samples) (
 		return err
 	}
 	called := min(b.opt.devices, n)
-	if normal, missing := load.BeFirst(ctx); missing != nil {
-		b.leaveOut(v.name + ": a priority for devices and callers, which now wait while the node computes: " + missing.Error())
-	} else {
-		defer func() { err = errors.Join(err, normal()) }()
-	}
+	defer b.beFirst(ctx, v.name, &err)()
 	if err := b.callsBefore(ctx, d, called, into); err != nil {
 		return err
 	}
@@ -167,6 +163,16 @@ func (b *bench) jobsRun(ctx context.Context, run int, v variant, into samples) (
 		return err
 	}
 	return b.idleCPUOf(ctx, d, "", into)
+}
+
+// beFirst gives devices and callers a priority over the node until the function that it returns is called, if that is permitted.
+func (b *bench) beFirst(ctx context.Context, name string, err *error) (end func()) {
+	normal, missing := load.BeFirst(ctx)
+	if missing != nil {
+		b.leaveOut(name + ": a priority for devices and callers, which now wait while the node computes: " + missing.Error())
+		return func() {}
+	}
+	return func() { *err = errors.Join(*err, normal()) }
 }
 
 // callsBefore measures calls of a node without jobs: as many as go, and evenly.
@@ -253,12 +259,17 @@ func (d *daemon) send(ctx context.Context, method, path string, body, into any) 
 	if err != nil {
 		return err
 	}
+	return d.sendContent(ctx, method, path, "application/json", content, into)
+}
+
+// sendContent is send with a body that need not be JSON.
+func (d *daemon) sendContent(ctx context.Context, method, path, mediaType string, content []byte, into any) error {
 	request, err := http.NewRequestWithContext(ctx, method, d.api+path, bytes.NewReader(content))
 	if err != nil {
 		return err
 	}
 	request.Header.Set("Authorization", "Bearer "+d.token)
-	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Content-Type", mediaType)
 	response, err := d.client.Do(request)
 	if err != nil {
 		return err

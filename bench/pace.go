@@ -117,7 +117,18 @@ type latencies struct{ due, sent []time.Duration }
 
 // paced lets callers make calls at a rate for the measured time, each as soon as it is due and somebody is free to make it.
 func (b *bench) paced(ctx context.Context, t load.Target, devices, rate int) (latencies, error) {
-	n := max(1, int(b.opt.duration.Seconds()*float64(rate)))
+	limit := time.Now().Add(b.opt.duration + load.ExchangeLimit)
+	return evenly(ctx, b.opt.callers, max(1, int(b.opt.duration.Seconds()*float64(rate))), rate, func() (func(i int) error, func(), error) {
+		caller, err := load.NewCaller(t, limit)
+		if err != nil {
+			return nil, nil, err
+		}
+		return func(i int) error { return caller.Call(i % devices) }, caller.Close, nil
+	})
+}
+
+// evenly does n numbered things at a rate, each as soon as it is due and a worker is free to do it. prepare is make of load.InParallel.
+func evenly(ctx context.Context, workers, n, rate int, prepare func() (do func(i int) error, end func(), err error)) (latencies, error) {
 	begun := time.Now()
 	all := latencies{make([]time.Duration, n), make([]time.Duration, n)}
 	due := make(chan int, n) // a call that finds nobody free waits, and its time runs
@@ -131,22 +142,22 @@ func (b *bench) paced(ctx context.Context, t load.Target, devices, rate int) (la
 			due <- i
 		}
 	}()
-	err := load.InParallel(b.opt.callers, b.opt.callers, func() (func(k int) error, func(), error) {
-		caller, err := load.NewCaller(t, begun.Add(b.opt.duration+load.ExchangeLimit))
+	err := load.InParallel(workers, workers, func() (func(k int) error, func(), error) {
+		do, end, err := prepare()
 		if err != nil {
 			return nil, nil, err
 		}
 		return func(int) error {
 			for i := range due {
 				sent := time.Now()
-				if err := caller.Call(i % devices); err != nil {
+				if err := do(i); err != nil {
 					return err
 				}
 				now := time.Now()
 				all.due[i], all.sent[i] = now.Sub(dueAt(begun, i, rate)), now.Sub(sent)
 			}
 			return ctx.Err()
-		}, caller.Close, nil
+		}, end, nil
 	})
 	stopped.Store(true) // who was to make the rest may have failed
 	slices.Sort(all.due)

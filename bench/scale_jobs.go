@@ -104,11 +104,7 @@ func (k *known) largeJobs(ctx context.Context, d *daemon, run int, into samples)
 	if err := f.bring(ctx, d, 0, n); err != nil {
 		return err
 	}
-	if normal, missing := load.BeFirst(ctx); missing != nil {
-		k.b.leaveOut(k.name + ": a priority for devices and callers, which now wait while the node computes: " + missing.Error())
-	} else {
-		defer func() { err = errors.Join(err, normal()) }()
-	}
+	defer k.b.beFirst(ctx, k.name, &err)()
 	if _, err := k.b.paced(ctx, d.target(), n, rate); err != nil { // warms up
 		return err
 	}
