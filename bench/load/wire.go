@@ -11,14 +11,26 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"syscall"
 	"time"
 )
 
-// Dial connects as client number i. Clients are spread over 127.0.0.2 and up, 1500 each: beyond that the kernel's
-// search for a free port takes longer than the connect. The connection works for ExchangeLimit, so that a server that
-// falls silent ends the run.
+// PerAddress is how many clients share an address: beyond that the kernel's search for a free port takes longer than the connect.
+const PerAddress = 1500
+
+// Dial connects as client number i. Clients are spread over 127.0.0.2 and up, PerAddress each. The connection works for
+// ExchangeLimit, so that a server that falls silent ends the run.
 func Dial(ctx context.Context, address string, i int) (net.Conn, error) {
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/1500))}, Timeout: ExchangeLimit, Control: lateBind}
+	return dial(ctx, address, i, lateBind)
+}
+
+// DialNarrow is Dial with the receive window and the segments of a device, so that a server waits for a device that reads slowly.
+func DialNarrow(ctx context.Context, address string, i int) (net.Conn, error) {
+	return dial(ctx, address, i, narrow)
+}
+
+func dial(ctx context.Context, address string, i int, control func(network, address string, c syscall.RawConn) error) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/PerAddress))}, Timeout: ExchangeLimit, Control: control}
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
