@@ -13,18 +13,18 @@ import (
 
 var markHello = []byte(`"type":"hello"`)
 
-// loginOf reads how device i logs in from the OTA reply, as its firmware does.
-func loginOf(transport string, reply []byte, i int) (firmware.Login, error) {
+// replyOf reads an OTA reply to device i, as its firmware does.
+func replyOf(transport string, reply []byte, i int) (firmware.Reply, error) {
 	r, err := new(firmware.Flash).ReadReply(reply, "2.0.0")
-	l := r.Login
+	l := &r.Login
 	switch {
 	case err != nil:
-		return l, fmt.Errorf("OTA reply: %w", err)
+		return r, fmt.Errorf("OTA reply: %w", err)
 	case transport == overMQTT && (l.URL != "" || l.Password == "" || l.PublishTopic == "" || l.Endpoint == ""), transport == overWebSocket && (l.URL == "" || l.Token == ""):
-		return l, fmt.Errorf("OTA reply: no login over %s in %.300q", transport, reply)
+		return r, fmt.Errorf("OTA reply: no login over %s in %.300q", transport, reply)
 	}
 	l.Device, l.Client, l.SubscribeTopic = load.DeviceID(i), clientID(i), ""
-	return l, nil
+	return r, nil
 }
 
 // connectDevice takes device i from dial to the last page of its tools, and, if the fleet speaks, to its audio channel.

@@ -62,7 +62,7 @@ func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][
 		br := bufio.NewReaderSize(c, 8192)
 		return func(i int) error {
 			for left := busyChecks; ; left-- {
-				if err := f.check(c, br, i); !errors.Is(err, errBusy) || left == 0 {
+				if _, err := f.check(c, br, i); !errors.Is(err, errBusy) || left == 0 {
 					return err
 				}
 				if err := rest(ctx, time.Second); err != nil {
@@ -106,31 +106,37 @@ func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, erro
 	return records{tls.Client(c, f.secure)}, nil // the first write shakes hands
 }
 
-func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
+// partitions are those of a device. Its slots have room for an image that takes a minute at firmwareRate.
+const partitions = `{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":6815744},{"label":"ota_1","type":0,"subtype":17,"address":6946816,"size":6815744},` +
+	`{"label":"assets","type":1,"subtype":130,"address":13762560,"size":3014656}`
+
+// check makes the OTA check of device i. image is the address of the image that the reply offers, if it offers one.
+func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) (image string, err error) {
 	firmware := i % len(f.lists)
 	body := fmt.Sprintf(`{"version":2,"language":"en-US","flash_size":16777216,"minimum_free_heap_size":"8318916","mac_address":"%s",`+
 		`"uuid":"%s","chip_model_name":"esp32s3","chip_info":{"model":9,"cores":2,"revision":2,"features":18},`+
 		`"application":{"name":"xiaozhi","version":"2.%d.0","compile_time":"Jul  9 2026T10:00:00Z","idf_version":"v5.5.2","elf_sha256":"%064x"},`+
-		`"partition_table":[],"ota":{"label":"ota_0"},"board":{"type":"bread-compact-wifi","name":"bread-compact-wifi","ssid":"bench","rssi":-50,`+
+		`"partition_table":[`+partitions+`],"ota":{"label":"ota_0"},"board":{"type":"bread-compact-wifi","name":"bread-compact-wifi","ssid":"bench","rssi":-50,`+
 		`"channel":1,"ip":"127.0.0.1","mac":"%s"}}`, load.DeviceID(i), clientID(i), firmware, firmware+1, load.DeviceID(i))
 	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: bench\r\nDevice-Id: %s\r\nClient-Id: %s\r\nUser-Agent: bread-compact-wifi/2.%d.0\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", otaPaths[f.transport], load.DeviceID(i), clientID(i), firmware, len(body), body)
 	if _, err := c.Write([]byte(request)); err != nil {
-		return err
+		return "", err
 	}
 	status, answer, err := load.ReadResponse(br)
 	if err != nil {
-		return fmt.Errorf("OTA check: %w", err)
+		return "", fmt.Errorf("OTA check: %w", err)
 	}
 	switch status {
 	case 200:
 	case http.StatusServiceUnavailable:
-		return fmt.Errorf("OTA check: %w: %.300q", errBusy, answer)
+		return "", fmt.Errorf("OTA check: %w: %.300q", errBusy, answer)
 	default:
-		return fmt.Errorf("OTA check: status %d, %.300q", status, answer)
+		return "", fmt.Errorf("OTA check: status %d, %.300q", status, answer)
 	}
-	f.logins[i], err = loginOf(f.transport, answer, i)
-	return err
+	reply, err := replyOf(f.transport, answer, i)
+	f.logins[i] = reply.Login
+	return reply.UpgradeURL, err
 }
 
 // connect brings devices from (included) to to (excluded) from dial to the last page of their tools, and returns how

@@ -1,6 +1,7 @@
 // Command bench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
 // packet of audio costs, how long a fleet misses a node that is killed, what a million known devices cost, and large jobs over
-// them, how fast jobs run, what webhooks cost, what the recorder takes, and how fast the console is beside a large fleet.
+// them, how fast jobs run, what webhooks and rollouts of firmware cost, what the recorder takes, and how fast the console is
+// beside a large fleet.
 //
 //	make bench                                  everything, each beside its baseline, pair by pair
 //	make bench BENCH="-only call -profile DIR"  one measurement, with CPU profiles
@@ -52,6 +53,8 @@ type options struct {
 	scaleFirings        int
 	webhookRate         int
 	webhookEvents       int
+	firmwareDevices     int
+	firmwareTime        time.Duration
 	recorderDevices     int
 	recorderPairs       int
 	consoleDevices      int
@@ -63,7 +66,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "scale", "scale-jobs", "jobs", "webhooks", "recorder", "console"}
+var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "scale", "scale-jobs", "jobs", "webhooks", "firmware", "recorder", "console"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -102,6 +105,8 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.scaleFirings, "scale-firings", 5, "firings of a job, one each minute, beside large jobs at -scale-devices")
 	flags.IntVar(&o.webhookRate, "webhook-rate", 500, "events per second, made evenly, of which one webhook takes all and 99 take none")
 	flags.IntVar(&o.webhookEvents, "webhook-events", 10_000, "events that wait for a receiver, which then answers after 20 ms")
+	flags.IntVar(&o.firmwareDevices, "firmware-devices", 10_000, "devices that check in during -firmware-time, with and without a rollout")
+	flags.DurationVar(&o.firmwareTime, "firmware-time", time.Minute, "time that a download of firmware takes, at most a minute, and over which -firmware-devices check in")
 	flags.IntVar(&o.recorderDevices, "recorder-devices", 100_000, "devices with which a recorder is fed directly")
 	flags.IntVar(&o.recorderPairs, "recorder-pairs", 15, "pairs of calls to a node with a recorder and to one without")
 	flags.IntVar(&o.consoleDevices, "console-devices", 10_000, "devices that the console shows, at least 500")
@@ -131,6 +136,9 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	}
 	if o.scaleFirings < 0 || o.webhookRate < 1 || o.webhookEvents < 1 {
 		return o, errors.New("-scale-firings must not be negative, -webhook-rate and -webhook-events must be positive")
+	}
+	if o.firmwareDevices < 1 || o.firmwareTime < firmwareTick || o.firmwareTime > time.Minute {
+		return o, fmt.Errorf("-firmware-devices must be positive, -firmware-time %v to %v", firmwareTick, time.Minute)
 	}
 	if !slices.Contains([]string{"", "sqlite", "postgres"}, o.scaleOn) {
 		return o, fmt.Errorf("-scale-on must be sqlite or postgres, not %q", o.scaleOn)
@@ -239,7 +247,7 @@ func (b *bench) measure(name string) func(context.Context) error {
 	return map[string]func(context.Context) error{"call": b.measureCalls, "routed": b.measureRouted, "pace": b.measurePace,
 		"idle": b.measureIdle, "tls-idle": b.measureTLSIdle, "idle-cpu": b.measureIdleCPU, "storm": b.measureStorm, "kill": b.measureKill,
 		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale,
-		"scale": b.measureScale, "scale-jobs": b.measureScaleJobs, "jobs": b.measureJobs, "webhooks": b.measureWebhooks, "recorder": b.measureRecorder, "console": b.measureConsole}[name]
+		"scale": b.measureScale, "scale-jobs": b.measureScaleJobs, "jobs": b.measureJobs, "webhooks": b.measureWebhooks, "firmware": b.measureFirmware, "recorder": b.measureRecorder, "console": b.measureConsole}[name]
 }
 
 func (b *bench) leaveOut(what string) {

@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 	}
 	err := run(t.Context(), append(scaleArguments(), "-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
 		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40", "-job-devices", "30", "-recorder-devices", "3000", "-recorder-pairs", "2", "-console-devices", "500",
-		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-webhook-rate", "100", "-webhook-events", "400", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
+		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-webhook-rate", "100", "-webhook-events", "400", "-firmware-devices", "30", "-firmware-time", "500ms", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -103,6 +103,11 @@ func checkOthers(t *testing.T, r report) {
 	checkFigure(t, r, "webhooks-sqlite", figureHooksCPU, 0, 1e6) // few events, which the ticks of the kernel may not show
 	checkFigure(t, r, "webhooks-sqlite", figureHooksRate, 10, 120)
 	checkFigure(t, r, "webhooks-sqlite", figurePending, 0.02, 60)
+	checkFigure(t, r, "firmware-downloads", figureLoadingCPU, 0, 200)
+	checkFigure(t, r, "firmware-downloads", figureTakenLeast, 1, 101)
+	checkRatio(t, r, "firmware-downloads", figureBeside)
+	checkRatio(t, r, "firmware-checks-sqlite", crowded+figureCheckTail)
+	checkFigure(t, r, "firmware-checks-sqlite", figureOffers, 1, 10) // the default pace
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	checkFigure(t, r, "recorder", figureRecord, 10, 10_000)
 	for _, figure := range []string{figureRecordAllocs, figureForgotten, figureEvicted} {
@@ -160,7 +165,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("given: %+v, %v", o, err)
 	}
 	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-unknown"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-on", "mysql"},
-		{"-scale-firings", "-1"}, {"-webhook-rate", "0"}, {"-webhook-events", "0"}} {
+		{"-scale-firings", "-1"}, {"-webhook-rate", "0"}, {"-webhook-events", "0"}, {"-firmware-devices", "0"}, {"-firmware-time", "0s"}, {"-firmware-time", "2m"}} {
 		if _, err := parseOptions(bad, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}

@@ -16,7 +16,7 @@ import (
 	"fleetd/simulator/firmware"
 )
 
-func TestLoginOf(t *testing.T) {
+func TestReplyOf(t *testing.T) {
 	const (
 		webSocket = `{"websocket":{"url":"ws://x/","token":"secret","version":1}}`
 		mqtt      = `{"mqtt":{"endpoint":"127.0.0.1:1883","client_id":"a","username":"client:b","password":"secret","publish_topic":"fleetd/a/up","keepalive":120}}`
@@ -33,10 +33,10 @@ func TestLoginOf(t *testing.T) {
 		{transport: overMQTT, reply: `{"mqtt":{"password":"secret","publish_topic":"t"}}`, bad: true},
 		{transport: overMQTT, reply: `{`, bad: true},
 	} {
-		got, err := loginOf(tc.transport, []byte(tc.reply), 7)
+		reply, err := replyOf(tc.transport, []byte(tc.reply), 7)
 		tc.want.Device, tc.want.Client = "02:00:00:00:00:07", clientID(7)
-		if (err != nil) != tc.bad || !tc.bad && got != tc.want {
-			t.Errorf("%s %s: %+v, %v", tc.transport, tc.reply, got, err)
+		if (err != nil) != tc.bad || !tc.bad && reply.Login != tc.want {
+			t.Errorf("%s %s: %+v, %v", tc.transport, tc.reply, reply.Login, err)
 		}
 	}
 }

@@ -29,6 +29,14 @@ const baselineMark = "baseline: "
 
 func (s samples) add(figure string, value float64) { s[figure] = append(s[figure], value) }
 
+// raise is add for a run of several parts, of which the highest value counts.
+func (s samples) raise(figure string, value float64) {
+	if s[figure] == nil {
+		s.add(figure, value)
+	}
+	s[figure][0] = max(s[figure][0], value)
+}
+
 // figureOthers is the share of the machine that programs other than the two sides and the load took: above a few per
 // cent, figures of that run are too low.
 const figureOthers = "CPU taken by other programs, %"
