@@ -25,6 +25,7 @@ const (
 	firmwarePiece     = int64(firmwareRate * firmwareTick / time.Second)
 	firmwareDownloads = firmwareAddresses * firmwareEach
 	firmwareBoard     = "bread-compact-wifi" // of the devices of this program
+	firmwareSpread    = 5 * time.Second      // in which the downloads begin: the node writes down every 5 s how far each has come
 	firmwareVersion   = "9.9.9"
 )
 
@@ -156,7 +157,8 @@ func (b *bench) callsBesideDownloads(ctx context.Context, d *daemon, f *fleet, p
 	for i := range firmwareDownloads {
 		ids = append(ids, load.DeviceID(first+i))
 	}
-	size := int(firmwareRate * b.opt.firmwareTime / time.Second)
+	spread := min(firmwareSpread, b.opt.firmwareTime)
+	size := int(firmwareRate * (b.opt.firmwareTime + spread) / time.Second)
 	if err := d.roll(ctx, size, api.JobSpec{Devices: ids, Pace: &api.JobPace{Rate: "unlimited", Concurrency: firmwareDownloads}}, firmwareDownloads); err != nil {
 		return err
 	}
@@ -175,12 +177,12 @@ func (b *bench) callsBesideDownloads(ctx context.Context, d *daemon, f *fleet, p
 	go func() {
 		loaded <- load.InParallel(firmwareDownloads, firmwareDownloads, func() (func(i int) error, func(), error) {
 			return func(i int) (err error) {
-				rates[i], err = download(ctx, images[i], i)
+				rates[i], err = download(ctx, images[i], i, spread)
 				return err
 			}, func() {}, nil
 		})
 	}()
-	if err := errors.Join(b.callsWhile(ctx, d, first, profile, "", into), <-loaded); err != nil {
+	if err := errors.Join(rest(ctx, spread), b.callsWhile(ctx, d, first, profile, "", into), <-loaded); err != nil {
 		return err
 	}
 	slices.Sort(rates)
@@ -223,8 +225,9 @@ func (f *fleet) checkFrom(ctx context.Context, client, i int) (image string, err
 	return f.check(c, bufio.NewReaderSize(c, 8192), i)
 }
 
-// download takes an image as slowly as a device and returns how many KB/s it took. Download number i has its address and its own beginning.
-func download(ctx context.Context, image string, i int) (rate float64, err error) {
+// download takes an image as slowly as a device, and returns how many KB/s it took. Download number i has its address, and begins at its part
+// of spread.
+func download(ctx context.Context, image string, i int, spread time.Duration) (rate float64, err error) {
 	u, err := url.Parse(image)
 	if err != nil {
 		return 0, err
@@ -234,7 +237,7 @@ func download(ctx context.Context, image string, i int) (rate float64, err error
 		return 0, err
 	}
 	defer func() { _ = c.Close() }() // everything was read
-	if err := errors.Join(rest(ctx, firmwareTick*time.Duration(i)/firmwareDownloads), c.SetDeadline(time.Now().Add(2*time.Minute))); err != nil {
+	if err := errors.Join(rest(ctx, spread*time.Duration(i)/firmwareDownloads), c.SetDeadline(time.Now().Add(2*time.Minute))); err != nil {
 		return 0, err
 	}
 	begun := time.Now()

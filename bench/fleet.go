@@ -106,7 +106,7 @@ func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, erro
 	return records{tls.Client(c, f.secure)}, nil // the first write shakes hands
 }
 
-// partitions are those of a device. Its slots have room for an image that takes a minute at firmwareRate.
+// partitions are those of a device. Its slots have room for an image that takes a minute and firmwareSpread at firmwareRate.
 const partitions = `{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":6815744},{"label":"ota_1","type":0,"subtype":17,"address":6946816,"size":6815744},` +
 	`{"label":"assets","type":1,"subtype":130,"address":13762560,"size":3014656}`
 
