@@ -223,26 +223,34 @@ type place struct {
 func (p *places) take(token, from string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if at := p.list[token]; at != nil { // the same offer again
+		at.until = time.Now().Add(placeTime)
+		return true
+	}
+	if !p.freeLocked(from) {
+		return false
+	}
+	p.list[token] = &place{from: from, until: time.Now().Add(placeTime)}
+	return true
+}
+
+// free reports whether there is a place for another offer to an address.
+func (p *places) free(from string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.freeLocked(from)
+}
+
+func (p *places) freeLocked(from string) bool {
 	now, same := time.Now(), 0
-	for other, at := range p.list {
+	for token, at := range p.list {
 		if at.loading == 0 && at.until.Before(now) {
-			delete(p.list, other)
+			delete(p.list, token)
 		} else if at.from == from {
 			same++
 		}
 	}
-	if at := p.list[token]; at != nil { // the same offer again
-		at.until = now.Add(placeTime)
-		return true
-	}
-	if len(p.list) >= p.limit || from != "" && same >= perAddress {
-		return false
-	}
-	if p.list == nil {
-		p.list = map[string]*place{}
-	}
-	p.list[token] = &place{from: from, until: now.Add(placeTime)}
-	return true
+	return len(p.list) < p.limit && (from == "" || same < perAddress)
 }
 
 // release gives the place of an offer back that was not made.
@@ -258,9 +266,6 @@ func (p *places) enter(token string) bool {
 	defer p.mu.Unlock()
 	at := p.list[token]
 	if at == nil {
-		if p.list == nil {
-			p.list = map[string]*place{}
-		}
 		at = &place{}
 		p.list[token] = at
 	}

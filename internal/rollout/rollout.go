@@ -86,8 +86,7 @@ type Service struct {
 
 // New returns a Service.
 func New(o Options) *Service {
-	s := &Service{Options: o, tasks: tasks.New(o.Log)}
-	s.places.limit = o.Downloads
+	s := &Service{Options: o, tasks: tasks.New(o.Log), places: places{limit: o.Downloads, list: map[string]*place{}}}
 	for _, result := range []string{offered, repeated, unready, crowded, waiting, refused} {
 		s.Offers.Add(result, 0)
 	}
@@ -154,7 +153,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		return nil
 	}
 	if len(queue) == 0 {
-		s.confirm(ctx, c.Device)
+		s.confirm(c.Device)
 		return nil
 	}
 	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
@@ -163,7 +162,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		return step.Runs() || step.IsBack(c.Facts.ELF)
 	})
 	if at < 0 {
-		s.confirm(ctx, c.Device)
+		s.confirm(c.Device)
 	} else {
 		task, err := s.see(ctx, &queue[at].Task, &seen)
 		if err != nil {
@@ -182,15 +181,19 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	return nil
 }
 
-// confirm takes away the mark of a device whose task has ended before it came back.
-func (s *Service) confirm(ctx context.Context, id devices.ID) {
-	marks, err := s.Store.Marks(ctx, []devices.ID{id})
-	if err == nil && !marks[id].Unconfirmed.IsZero() {
-		err = s.Store.ConfirmImage(ctx, id)
-	}
-	if err != nil {
-		s.Log.Debug("it was not recorded that a device has checked in", "device", id, "error", err)
-	}
+// confirm takes away the mark of a device whose task has ended before it came back. The answer to its check does not wait for that.
+func (s *Service) confirm(id devices.ID) {
+	s.tasks.Run(func() {
+		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
+		defer cancel()
+		marks, err := s.Store.Marks(ctx, []devices.ID{id})
+		if err == nil && !marks[id].Unconfirmed.IsZero() {
+			err = s.Store.ConfirmImage(ctx, id)
+		}
+		if err != nil {
+			s.Log.Debug("it was not recorded that a device has checked in", "device", id, "error", err)
+		}
+	})
 }
 
 // see applies a check to a running task.
@@ -233,6 +236,10 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	early := jobs.Step{Job: &q.Job, Task: &q.Task, Now: now}
 	if f == nil || c.Activation || !s.MayBegin() || !early.Runs() && !early.MayBegin(true) {
 		s.Offers.Add(waiting, 1)
+		return nil
+	}
+	if !early.Runs() && !s.places.free(seen.From) { // before what costs
+		s.Offers.Add(crowded, 1)
 		return nil
 	}
 	v := devices.View{Device: devices.Device{ID: c.Device, Facts: c.Facts, Admission: devices.AdmissionMember}}
