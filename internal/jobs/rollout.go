@@ -169,8 +169,8 @@ func (s *Step) MayBegin(check bool) bool {
 	if r := t.Rollout; r != nil && (r.OfferAfter.After(s.Now) || r.Offers >= s.maxOffers()) {
 		return false
 	}
-	if first := s.Job.Stage == 0 && len(s.Job.Spec.Stages) > 0; first && s.Job.Provable > 0 && (t.Rollout == nil || !t.Rollout.Provable) {
-		return false // the first stage is for devices that can be proved
+	if first := s.Job.Stage == 0 && len(s.Job.Spec.Stages) > 0; first && s.Job.Provable >= max(1, s.Job.wants(0)) && (t.Rollout == nil || !t.Rollout.Provable) {
+		return false // the first stage is for devices that can be proved, if there are enough
 	}
 	room := s.Job.Room(s.Now)
 	return room.Has(t.Attempt > 0)

@@ -360,7 +360,7 @@ func TestFirmwareSpec(t *testing.T) {
 	}
 }
 
-// The first stage is for devices that can be proved up to their tools, as long as there are any.
+// The first stage is for devices that can be proved up to their tools, as long as there are enough of them.
 func TestFirstStageIsProvable(t *testing.T) {
 	r := newRolled(t, nil)
 	r.job.Provable = 1
@@ -379,5 +379,10 @@ func TestFirstStageIsProvable(t *testing.T) {
 	r.job.Counts.Waiting = 1
 	if !s.MayBegin(true) {
 		t.Error("without others it does not begin either")
+	}
+	all := newRolled(t, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
+	all.job.Added(1, nil, 1)
+	if s := (Step{Job: &all.job, Task: &all.task, Now: all.now}); !s.MayBegin(true) {
+		t.Error("a stage of all devices does not take one that cannot be proved")
 	}
 }
