@@ -73,7 +73,7 @@ func TestBootsWithoutTheDatabase(t *testing.T) {
 					t.Errorf("when the database is back: %+v", w)
 				}
 				if !approve { // the database takes longer than a device waits
-					p.Ledger.SetDelay(time.Second)
+					p.Ledger.SetDelay(2 * registry.JoinLimit)
 					begun := time.Now()
 					_, err := s.CheckIn(t.Context(), admission.CheckIn{Device: "02:00:00:00:00:34", ClientID: "c"})
 					wantUnavailable(t, "a slow database", err)

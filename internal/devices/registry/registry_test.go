@@ -142,8 +142,8 @@ func TestRotationByAnotherNode(t *testing.T) {
 // its join is committed, without any other decision.
 func TestLateJoin(t *testing.T) {
 	for _, commits := range []func(l *registrytest.Ledger){
-		func(l *registrytest.Ledger) { l.SetDelay(time.Second) }, // while the join still waits
-		func(l *registrytest.Ledger) { l.SetLate(time.Minute) },  // when the join no longer waits
+		func(l *registrytest.Ledger) { l.SetDelay(2 * registry.JoinLimit) }, // while the join still waits
+		func(l *registrytest.Ledger) { l.SetLate(time.Minute) },             // when the join no longer waits
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := registrytest.New()
