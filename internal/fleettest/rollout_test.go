@@ -18,21 +18,21 @@ import (
 //	18 a crash before the check                        TestRolloutFaults, TestBadImageOfARelease; "crash before the check", "crash twice"
 //	19 a crash after it                                TestRolloutFaults; "a third start while it stays"; jobs/manager: TestRollbackOnHalt
 //	20 bytes that are no image, or a broken one        espimage: TestFaults, TestFlippedBits, FuzzInspect; firmware: TestUploadsWithFaults
-//	21 the same version, or a lower one                preflight: TestJudge; simulator/firmware: TestVersions
+//	21 the same version, or a lower one                preflight: TestJudge; simulator/firmware: TestUpgradesThatFail
 //	22 a version that the device cannot compare        preflight: TestJudge; simulator/firmware: FuzzOTAToFirmware
 //	23 no slots, a small one, an unreadable check      preflight: TestJudge
 //	24 another board with the image                    TestRolloutFaults; "another board", "another display"
-//	25 an image that names another server              preflight: TestJudge; jobs: TestTwoLostAstray; firmware: TestWrongBoardAndForeignServer
+//	25 an image that names another server              preflight: TestJudge; jobs: TestTwoLostAstray; simulator/firmware: TestWrongBoardAndForeignServer
 //	26 downloads: cut, slow, stalled, foreign tokens   TestRolloutFaults; "broken three times", "a stalled download"; rollout: TestTokens
 //	27 offer, download and check on three nodes        TestRolloutAndKills
 //	28 two jobs; an upgrade by hand; at once another   jobs/manager: TestFirmwareJob; "flashed by wire"; rollout: TestNoOffer
 //	29 a device that talks; one that sleeps            jobs/runner: TestHold; jobs: TestFirstStageIsProvable
-//	30 approval, clones, revoked, forgotten            rollout: TestNoOffer; "a clone"; jobs/manager: TestFirmwareTask
+//	30 approval, clones, revoked, forgotten            rollout: TestNoOffer, TestTasksThatEndAtACheck; "a clone"
 //	32 nobody answers checks for a while               "checks that nobody could answer"; TestRolloutAndKills
-//	34 firmware before v1.8.0                          preflight: TestJudge; "one offer for old firmware"; simulator/firmware: TestDownloads
+//	34 firmware before v1.8.0                          preflight: TestJudge; "one offer for old firmware"; simulator/firmware: TestUpgradesThatFail
 //	35 a crash in the download                         "a check after a broken download"
 //	36 a restart of a device that is not confirmed     rollout: TestFromCheckToProof
-//	37 slots that somebody swapped                     preflight: TestJudge; "back to the former image"
+//	37 slots that somebody swapped                     preflight: TestJudge
 //	38 a factory image beside slots                    preflight: TestJudge
 //	39 self.upgrade_firmware failed                    fleet: TestFailedUpgradeNeedsARestart
 
