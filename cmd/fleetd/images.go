@@ -268,11 +268,10 @@ func (cmd *firmwareExplainCmd) Run(ctx context.Context, a *app, c *apiclient.Cli
 			if t.Outcome != "" {
 				is = []string{t.Outcome, timeCell(t.EndedAt)}
 			}
-			if t.Code != "" {
-				is = append(is, t.Code)
-			}
-			if t.Detail != "" {
-				is = append(is, t.Detail)
+			for _, why := range []string{t.Code, t.Detail} {
+				if why != "" {
+					is = append(is, why)
+				}
 			}
 			rows = append(rows, []string{"Rollout", "job " + t.Job + ": " + strings.Join(is, ", ")})
 		}

@@ -81,7 +81,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the image is not at hand", http.StatusServiceUnavailable)
 		return
 	}
-	err = serveDownload(w, r, d.Size, func(write func([]byte) error) error { return copyImage(d, write) }, func(left int) { d.Note(d.Size - int64(left)) })
+	err = serveDownload(w, r, d.Size, func(write func([]byte) error) error { return copyImage(d, write) }, func() { d.Note(d.Size) })
 	d.Close(err, s.opt.Draining())
 	abort(err)
 }
@@ -124,13 +124,13 @@ func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 			return r.Context().Err()
 		}
 		return write(probe[half:])
-	}, func(int) {}))
+	}, func() {}))
 }
 
 // serveDownload answers as the firmware's HTTP client wants it (ota.cc:267-387): status 200, Content-Length, no other coding, headers
-// of a few hundred bytes, and the first bytes of the body with them. It calls note with how many bytes the device has not taken after the last
-// one was written, while it takes them. The error is that of body, or says that the device has not read everything.
-func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error, note func(left int)) error {
+// of a few hundred bytes, and the first bytes of the body with them. It calls note while the device takes bytes after the last one was
+// written. The error is that of body, or says that the device has not read everything.
+func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func(write func([]byte) error) error, note func()) error {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // that of the request would end the context in the middle of a long download
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -152,7 +152,7 @@ func serveDownload(w http.ResponseWriter, r *http.Request, size int64, body func
 
 // awaitRead waits until the device has closed the connection, or has taken all bytes that were written and has not closed it for closeTime.
 // unread returns how many bytes its system has not acknowledged.
-func awaitRead(ctx context.Context, unread func() int, note func(left int)) error {
+func awaitRead(ctx context.Context, unread func() int, note func()) error {
 	ticker := time.NewTicker(closeTime)
 	defer ticker.Stop()
 	for left, taken := unread(), time.Now(); ; {
@@ -169,7 +169,7 @@ func awaitRead(ctx context.Context, unread func() int, note func(left int)) erro
 			return nil
 		case now < left:
 			left, taken = now, time.Now()
-			note(left)
+			note()
 		case time.Since(taken) >= writeTime:
 			return errors.New("the device did not take the end of the image")
 		}

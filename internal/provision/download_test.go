@@ -21,7 +21,7 @@ func TestSlowDevice(t *testing.T) {
 	const size = 256 << 10
 	ended := make(chan error, 1)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ended <- serveDownload(w, r, size, func(write func([]byte) error) error { return write(make([]byte, size)) }, func(int) {})
+		ended <- serveDownload(w, r, size, func(write func([]byte) error) error { return write(make([]byte, size)) }, func() {})
 	}))
 	server.Config.ConnContext = connlimit.WithConn
 	server.Listener = connlimit.NewLimiter(0, 0, nil).Limit(server.Listener)
@@ -72,7 +72,7 @@ func TestEndOfDownload(t *testing.T) {
 				err := awaitRead(context.Background(), func() int {
 					looks++
 					return c.left[min(looks, len(c.left))-1]
-				}, func(int) {})
+				}, func() {})
 				if took := time.Since(begun); (err == nil) != c.end || took != c.took {
 					t.Errorf("%v after %v, want %v", err, took, c.took)
 				}

@@ -116,15 +116,16 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 // maxMembers is how many members the firmware's objects have at most, and some.
 const maxMembers = 64
 
-// isOwn reports whether an object can be what the firmware meant: no member is there twice, and the text of one has no escape sequence. The
+// isOwn reports whether an object can be what the firmware meant: no member is there twice, and the one called plain has no escape sequence. The
 // firmware escapes nothing, so a text in it, such as the name of a Wi-Fi network, may bring members of its own, and an escape sequence in a
 // version is read by this parser alone.
 func isOwn(object []byte, plain string) bool {
-	var names []string
+	var names [][]byte
 	walk := jsonspan.Object(object)
 	for walk.Next() {
-		name := string(walk.Key())
-		if slices.Contains(names, name) || len(names) == maxMembers || name == plain && bytes.ContainsRune(walk.Value(), '\\') {
+		name := walk.Key()
+		twice := slices.ContainsFunc(names, func(other []byte) bool { return bytes.Equal(other, name) })
+		if twice || len(names) == maxMembers || string(name) == plain && bytes.ContainsRune(walk.Value(), '\\') {
 			return false
 		}
 		names = append(names, name)

@@ -657,7 +657,7 @@ func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *
 
 // Changed corrects the task of a device that shows another image than before: it may be one that was given up.
 func (s *Service) Changed(c devices.ImageChange) {
-	if c.To.ELF == "" {
+	if c.To.ELF == "" { // which would name any task
 		return
 	}
 	s.tasks.Run(func() {
