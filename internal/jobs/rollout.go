@@ -103,6 +103,7 @@ type Rollout struct {
 	Token      string    `json:"token,omitempty"` // of the last offer
 	From       string    `json:"from,omitempty"`  // address of the check with it
 	OfferedAt  time.Time `json:"offered_at,omitzero"`
+	Flashed    bool      `json:"flashed,omitempty"` // Flashes counts the flash of that offer
 	OfferAfter time.Time `json:"offer_after,omitzero"` // no offer before
 	Bytes      int64     `json:"bytes,omitempty"`
 	Size       int64     `json:"size,omitempty"`
@@ -267,7 +268,7 @@ func (s *Step) Offer(token, from string, size int64) {
 	r := s.Rollout()
 	r.Offers++
 	r.Unheard = 0
-	r.Token, r.From, r.OfferedAt, r.Bytes, r.Size = token, from, s.Now, 0, size
+	r.Token, r.From, r.OfferedAt, r.Bytes, r.Size, r.Flashed = token, from, s.Now, 0, size, false
 	s.enter(PhaseOffered, offeredTime)
 }
 
@@ -290,9 +291,17 @@ func (s *Step) Loaded(bytes int64) {
 		s.enter(PhaseLoading, loadingTime)
 		return
 	}
-	r.Flashes++
+	r.flash()
 	s.Flashed = true
 	s.enter(PhaseBooting, bootingTime)
+}
+
+// flash counts the flash of the last offer, once: its end may be seen at the last byte, at the next check, or later.
+func (r *Rollout) flash() {
+	if !r.Flashed {
+		r.Flashed = true
+		r.Flashes++
+	}
 }
 
 // Break notes that the download broke.
@@ -350,11 +359,16 @@ func (s *Step) end(o Outcome, code, detail string) {
 	}
 }
 
-// Refuse ends a task for which the device may not get the image; Already one whose device runs it.
+// Refuse ends a task for which the device may not get the image.
 func (s *Step) Refuse(code, detail string) { s.end(Refused, code, detail) }
 
-// Already ends a task whose device runs the image.
-func (s *Step) Already() { s.end(Already, "", "") }
+// Already ends a task whose device runs the image. The device may have it from an offer of this task, if no check could be recorded since.
+func (s *Step) Already() {
+	if s.IsBack(s.Task.Target) {
+		s.Task.Rollout.flash()
+	}
+	s.end(Already, "", "")
+}
 
 func (s *Step) fail(code, detail string) { s.end(Failed, code, detail) }
 
@@ -424,9 +438,7 @@ func (s *Step) seeTarget(c *DeviceCheck) {
 		s.Job.Halt(ReasonBoard) // whatever the stop rule says
 		s.fail(CodeBoardChanged, "with the image, the device says that it is "+is+", and it was "+was+": the image is of another board")
 	default:
-		if t.Phase != PhaseBooting { // the node that sent the last byte could not say so
-			r.Flashes++
-		}
+		r.flash() // the node that sent the last byte could not always say so
 		r.Proven, r.WebSocket, r.Checks = GateBoot, c.WebSocket, 1
 		s.enter(PhaseProving, 0)
 		s.next(GateBoot)

@@ -120,6 +120,8 @@ func (r *rolled) do(names ...string) {
 			s.Expire()
 		case "correct":
 			s.Correct()
+		case "already":
+			s.Already()
 		case "pause":
 			if err := r.job.Pause(""); err != nil {
 				r.t.Fatal(err)
@@ -250,6 +252,11 @@ func TestRolloutIsBounded(t *testing.T) {
 		{[]string{"call", "wait 4m", "expire", "wait 7m", "call", "check"}, 1, 0, 2},
 		{[]string{"call", "check", "get", "half", "new"}, 1, 1, 1},
 		{[]string{"call", "check", "get", "break", "new"}, 1, 1, 1},
+		// No check after the flash could be recorded.
+		{[]string{"call", "check", "get", "break", "already"}, 1, 1, 1},
+		{[]string{"call", "check", "get", "all", "connect", "already"}, 1, 1, 1},
+		{[]string{"call", "check", "get", "all", "connect", "new"}, 1, 1, 1},
+		{[]string{"call", "wait 4m", "expire", "already"}, 0, 0, 1},
 	} {
 		r := newRolled(t, nil)
 		r.do(c.steps...)

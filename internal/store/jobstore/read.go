@@ -252,9 +252,8 @@ func (s *Store) Queue(ctx context.Context, id devices.ID) ([]jobs.Queued, error)
 
 // queue is Queue with a further condition on jobs j.
 func (s *Store) queue(ctx context.Context, id devices.ID, condition string) ([]jobs.Queued, error) {
-	open := ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.device = $1` + condition + ` AND t.state = `
-	columns := `SELECT ` + jobNames + `, ` + taskNames
-	list, err := read(ctx, s, "reading the queue of a device", scanQueued, columns+open+`'waiting' UNION ALL `+columns+open+`'running'`, database.Clean(string(id)))
+	list, err := read(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+` FROM tasks t JOIN jobs j ON j.job = t.job
+ WHERE (t.device = $1 AND t.state = 'waiting' OR t.device = $1 AND t.state = 'running')`+condition, database.Clean(string(id)))
 	sortQueue(list)
 	return list, err
 }

@@ -18,6 +18,15 @@ func BenchmarkJobs(b *testing.B, makeDatabase Maker) {
 		}
 		b.ReportMetric(float64(b.N*jobs.PrepareBatch)/b.Elapsed().Seconds(), "rows/s")
 	})
+	b.Run("queue of a device", func(b *testing.B) {
+		f := newJobFleet(b, makeDatabase(b))
+		f.prepare(b, 1000)
+		for b.Loop() {
+			if queue, err := f.stores[0].Queue(b.Context(), mac(7)); err != nil || len(queue) != 1 {
+				b.Fatalf("%d tasks, %v", len(queue), err)
+			}
+		}
+	})
 	for _, group := range []int{1, 16, 100, 500} {
 		b.Run(fmt.Sprint("tasks in groups of ", group), func(b *testing.B) { benchmarkTasks(b, newJobFleet(b, makeDatabase(b)), group, 1) })
 	}
