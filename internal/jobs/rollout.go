@@ -103,7 +103,7 @@ type Rollout struct {
 	Token      string    `json:"token,omitempty"` // of the last offer
 	From       string    `json:"from,omitempty"`  // address of the check with it
 	OfferedAt  time.Time `json:"offered_at,omitzero"`
-	Flashed    bool      `json:"flashed,omitempty"` // Flashes counts the flash of that offer
+	Flashed    bool      `json:"flashed,omitempty"`    // Flashes counts the flash of that offer
 	OfferAfter time.Time `json:"offer_after,omitzero"` // no offer before
 	Bytes      int64     `json:"bytes,omitempty"`
 	Size       int64     `json:"size,omitempty"`
