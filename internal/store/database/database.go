@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,6 +61,8 @@ type DB struct {
 	// checkpoints is nil on Postgres.
 	checkpoints *checkpointer
 	prepared    sync.Map // prepared to its *sql.Stmt of Write, which ends with it
+	kept        sync.Map // text to its kept of Read
+	keptN       atomic.Int64
 }
 
 // Postgres reports whether the database is Postgres; it is SQLite otherwise.

@@ -20,7 +20,7 @@ func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...
 		return nil, err
 	}
 	defer cancel()
-	list, err := database.Collect(ctx, s.db.Read, scan, text, args...)
+	list, err := database.Collect(ctx, s.db.Kept(ctx, text), scan, text, args...)
 	if err != nil {
 		return nil, s.host.UseError(ctx, doing, err)
 	}
