@@ -185,6 +185,8 @@ type Mark struct {
 type Queued struct {
 	Task Task
 	Job  Job
+	// Unconfirmed is whether the device has a new image that it may not have confirmed; see Mark.
+	Unconfirmed bool
 }
 
 // Change is a job whose row a transaction has written, as it is afterwards: its state may be

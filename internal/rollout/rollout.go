@@ -152,7 +152,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		s.Offers.Add(unready, 1)
 		return nil
 	}
-	if len(queue) == 0 {
+	if len(queue) == 0 { // its task may have ended before it came back
 		s.confirm(c.Device)
 		return nil
 	}
@@ -162,7 +162,9 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		return step.Runs() || step.IsBack(c.Facts.ELF)
 	})
 	if at < 0 {
-		s.confirm(c.Device)
+		if queue[0].Unconfirmed {
+			s.confirm(c.Device)
+		}
 	} else {
 		task, err := s.see(ctx, &queue[at].Task, &seen)
 		if err != nil {
