@@ -50,7 +50,7 @@ func (cmd *keysAllowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 
 type keysCreateCmd struct {
 	Name    string   `required:"" help:"Name of the key in refusals and in the audit." placeholder:"NAME"`
-	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, jobs:read, jobs, webhooks, firmware:read, firmware, audio, broker, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,jobs:read,jobs,webhooks,firmware:read,firmware,audio,broker,admin"`
+	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, jobs:read, jobs, webhooks, firmware:read, firmware, audit:read, audio, broker, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,jobs:read,jobs,webhooks,firmware:read,firmware,audit:read,audio,broker,admin"`
 	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
 	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
 	Expires string   `help:"When it ends: after a duration such as 30d, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"30d|DATE"`

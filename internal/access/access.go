@@ -36,11 +36,13 @@ const (
 	// ScopeFirmwareRead shows firmware images and checks; ScopeFirmware changes images, and contains it.
 	ScopeFirmwareRead Scope = "firmware:read"
 	ScopeFirmware     Scope = "firmware"
-	ScopeAdmin        Scope = "admin" // everything, including keys and policy
+	// ScopeAudit shows calls and changes of other keys, as far as the key's devices and tools go.
+	ScopeAudit Scope = "audit:read"
+	ScopeAdmin Scope = "admin" // everything, including keys and policy
 )
 
 // scopeBits are the bits of Scopes, in the order of Names.
-var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker, ScopeJobsRead, ScopeJobs, ScopeWebhooks, ScopeFirmwareRead, ScopeFirmware}
+var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker, ScopeJobsRead, ScopeJobs, ScopeWebhooks, ScopeFirmwareRead, ScopeFirmware, ScopeAudit}
 
 // Scopes is a set of Scope.
 type Scopes uint16

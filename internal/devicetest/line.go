@@ -19,6 +19,9 @@ type Line struct {
 
 // SendControl hands the session what the script answers.
 func (l *Line) SendControl(msg []byte) error {
+	if _, ok := ParseRequest(msg); !ok {
+		l.Script.note(string(msg))
+	}
 	if text := l.Script.Answer(msg); text != "" {
 		_ = l.Session.HandleControl([]byte(text)) // the script is right or the test fails for want of an answer
 	}

@@ -147,3 +147,10 @@ func (s *Script) Play(d Device) {
 		}
 	}
 }
+
+// ForgetMessages forgets the messages that the device has received.
+func (s *Script) ForgetMessages() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.messages = nil
+}

@@ -58,8 +58,8 @@ type slot struct {
 
 // postings are the slots in which a word occurs.
 type postings struct {
-	named []int32 // in the name, a label's value, or an id that is a word
-	aside []int32 // in a label's key or the board
+	named []int32 // in the name, a label's key or value, or an id that is a word
+	aside []int32 // in the board
 	tools []toolRef
 }
 
@@ -255,7 +255,7 @@ func ownWords(d *Doc) (named, aside map[string]bool) {
 	}
 	for key, value := range d.Labels {
 		addWords(named, value, 1, maxGram)
-		addWords(aside, key, 1, maxGram)
+		addWords(named, key, 1, maxGram)
 		named[pairOf(foldName(key), foldName(value))] = true
 	}
 	addWords(aside, d.Board, 1, maxGram)
@@ -284,18 +284,18 @@ var (
 	macPart    = regexp.MustCompile(`(?i)\b[0-9a-f]{2}([:-][0-9a-f]{2}){1,5}\b|\b[0-9a-f]{6,12}\b`)
 )
 
-// Named returns the ids of the devices that have this name, whatever its case,
+// Named returns the devices that have this name, whatever its case,
 // accents and punctuation, among those that see accepts.
-func (x *Index) Named(name string, see func(*Doc) bool) (ids []string) {
+func (x *Index) Named(name string, see func(*Doc) bool) (named []Match) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for _, at := range x.names[foldName(name)] {
 		if s := &x.slots[at]; !s.gone && see(s.doc) {
-			ids = append(ids, s.doc.ID)
+			named = append(named, Match{Doc: s.doc, Exact: true})
 		}
 	}
-	slices.Sort(ids)
-	return ids
+	slices.SortFunc(named, func(a, b Match) int { return strings.Compare(a.ID, b.ID) })
+	return named
 }
 
 // Labels are the keys of the devices' labels with their values, the most frequent

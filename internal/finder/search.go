@@ -3,6 +3,7 @@ package finder
 import (
 	"cmp"
 	"context"
+	"math/bits"
 	"slices"
 	"strings"
 )
@@ -10,6 +11,8 @@ import (
 // Search is a search request.
 type Search struct {
 	Text string
+	// Do says what the devices are to do: those with a tool for it are preferred.
+	Do string
 	// See reports whether the caller may see a device: words of others do not exist for
 	// it. May reports whether it may ever call a tool.
 	See func(*Doc) bool
@@ -21,16 +24,24 @@ type Search struct {
 // Result is the result of a search.
 type Result struct {
 	// Found are the devices that fit best, all of them equally well, in order of their
-	// names; those that are named exactly like that come first. Weaker is how many others have all words, too, but only in their tools, board or
-	// names of labels where these have them in their name or the value of a label.
-	Found  []*Doc
-	Weaker int
+	// names; those that are named exactly like that come first. If no device has all words, they have the most.
+	Found []Match
+	// Weaker is how many others have all words, too, but only in their tools or board where these have them in their
+	// name or labels. Unable is how many fit as well, but have no tool for what is to be done.
+	Weaker, Unable int
 	// Unknown are words that no device has. ReadAs are slips with what they were taken
-	// for. If nothing is found although there is no unknown word, Counts has the number
-	// of devices for each word.
+	// for. OfTools are words that only tools have: they decide only between devices that fit otherwise.
 	Unknown []string
 	ReadAs  map[string]string
-	Counts  map[string]int
+	OfTools []string
+	Blank   bool // the text has no word that says anything
+}
+
+// Match is a device that was found.
+type Match struct {
+	*Doc
+	Exact   bool     // it has exactly that name
+	Missing []string // words that it does not have, as they were written
 }
 
 // How well a device fits a word.
@@ -47,6 +58,7 @@ type term struct {
 	words []string // any of them
 	part  string   // of an id; in place of words
 	soft  bool     // devices that have it are better, others are found as well
+	own   bool     // tools that have it do not count
 }
 
 // search is a search in progress.
@@ -58,25 +70,26 @@ type search struct {
 	terms  []term
 	seen   []bool   // by slot: whether the caller may see the device
 	stamp  []uint32 // the term that was counted last
-	have   []uint16 // required terms that the device has
+	have   []uint64 // required terms that the device has, by their bits
 	cost   []uint16 // how far off it has them
 	extra  []uint16 // soft terms that it has
+	named  string   // the terms, as a folded name
 }
 
-// Find returns the devices that have all words of a search. It fails with the error of the context when that ends.
+// Find returns the devices that have all words of a search, or else the most of them. It fails with the error of the
+// context when that ends.
 func (x *Index) Find(ctx context.Context, q Search) (Result, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	s := &search{Index: x, Search: q, ctx: ctx, result: Result{ReadAs: map[string]string{}, Counts: map[string]int{}}}
+	s := &search{Index: x, Search: q, ctx: ctx, result: Result{ReadAs: map[string]string{}}}
 	s.seen = make([]bool, len(x.slots))
 	for i := range x.slots {
 		s.seen[i] = !x.slots[i].gone && q.See(x.slots[i].doc)
 	}
 	s.read()
-	if len(s.result.Unknown) == 0 {
-		s.match()
-		s.collect()
-	}
+	s.result.Blank = len(s.terms)+len(s.result.Unknown) == 0
+	s.match()
+	s.collect()
 	return s.result, ctx.Err()
 }
 
@@ -108,13 +121,17 @@ func (s *search) read() {
 		s.word(list[i])
 		i++
 	}
+	s.terms = s.terms[:min(len(s.terms), maxTerms)]
 	// Where no word names a device, those that its tools have must do.
-	if !slices.ContainsFunc(s.terms, func(t term) bool { return !t.soft }) {
+	if len(s.result.Unknown) == 0 && !slices.ContainsFunc(s.terms, func(t term) bool { return !t.soft }) {
 		for i := range s.terms {
 			s.terms[i].soft = false
 		}
 	}
 }
+
+// maxTerms is how many words of a search count; what follows them is left out.
+const maxTerms = 64
 
 // bareID takes the separators out of an id.
 var bareID = strings.NewReplacer(":", "", "-", "")
@@ -178,7 +195,7 @@ func (s *search) word(t token) {
 	}
 	if functionWords[t.text] {
 		if p := s.words[t.text]; p != nil && slices.ContainsFunc(p.named, s.sees) {
-			s.add(t.raw, true, t.text)
+			s.terms = append(s.terms, term{raw: t.raw, words: []string{t.text}, soft: true, own: true})
 		}
 		return
 	}
@@ -192,6 +209,7 @@ func (s *search) word(t token) {
 		return
 	case slices.ContainsFunc(words, s.tooled):
 		s.add(t.raw, true, words...)
+		s.result.OfTools = append(s.result.OfTools, t.raw)
 		return
 	}
 	if !t.number {
@@ -203,6 +221,9 @@ func (s *search) word(t token) {
 		}
 		if like, own := s.like(t.text); len(like) > 0 {
 			s.add(t.raw, !own, like...)
+			if !own {
+				s.result.OfTools = append(s.result.OfTools, t.raw)
+			}
 			s.result.ReadAs[t.raw] = strings.Join(like[:min(len(like), 3)], ", ")
 			return
 		}
@@ -243,23 +264,28 @@ next:
 	flush()
 }
 
-// split takes a word as two that are written together.
+// split takes a word as two that are written together, in German and Dutch perhaps with letters that join them: Küchenlampe.
 func (s *search) split(word string) (a, b string, ok bool) {
 	const least = 3
 	for i := least; i+least <= len(word); i++ {
-		if a, b = word[:i], word[i:]; s.lives(a) && s.lives(b) {
-			return a, b, true
+		if b = word[i:]; !s.lives(b) {
+			continue
+		}
+		for _, joint := range []string{"", "n", "s", "en", "es", "er"} {
+			if a = strings.TrimSuffix(word[:i], joint); len(a) >= least && s.lives(a) {
+				return a, b, true
+			}
 		}
 	}
 	return "", "", false
 }
 
 // like are the words nearest to one that nobody has: those that begin with it, else
-// those that it is a slip of, else those that it is a part of. own reports whether
+// those that it is a slip of, else those that it is a part of. A word under five letters is part of too many. own reports whether
 // devices have them, and not only tools.
 func (s *search) like(word string) (words []string, own bool) {
-	const short = 3
-	if len(word) < short {
+	const short, part = 3, 5
+	if len(word) <= short {
 		return nil, false
 	}
 	slips := 1
@@ -267,10 +293,10 @@ func (s *search) like(word string) (words []string, own bool) {
 		slips = 2
 	}
 	matches := []func(string) bool{
-		func(w string) bool { return strings.HasPrefix(w, word) },
-		func(w string) bool { return len(word) > short && near(w, word, 1) },
+		func(w string) bool { return len(word) >= part && strings.HasPrefix(w, word) },
+		func(w string) bool { return near(w, word, 1) },
 		func(w string) bool { return slips > 1 && near(w, word, slips) },
-		func(w string) bool { return strings.Contains(w, word) },
+		func(w string) bool { return len(word) >= part && strings.Contains(w, word) },
 	}
 	var named, tools [4][]string
 	for w, p := range s.words {
@@ -305,24 +331,22 @@ func (s *search) like(word string) (words []string, own bool) {
 // match finds out which terms each device has, and how well.
 func (s *search) match() {
 	n := len(s.slots)
-	s.stamp, s.have, s.cost, s.extra = make([]uint32, n), make([]uint16, n), make([]uint16, n), make([]uint16, n)
+	s.stamp, s.have, s.cost, s.extra = make([]uint32, n), make([]uint64, n), make([]uint16, n), make([]uint16, n)
 	for i := range s.terms {
 		if s.ctx.Err() != nil {
 			return
 		}
 		t := &s.terms[i]
-		count := 0
 		take := func(at int32, fit int) {
 			if !s.seen[at] || s.stamp[at] == uint32(i)+1 {
 				return
 			}
 			s.stamp[at] = uint32(i) + 1
-			count++
 			if t.soft {
 				s.extra[at]++
 				return
 			}
-			s.have[at]++
+			s.have[at] |= 1 << i
 			s.cost[at] += uint16(fit)
 		}
 		if t.part != "" {
@@ -333,11 +357,13 @@ func (s *search) match() {
 			}
 		}
 		for fit := range fits {
+			if t.own && fit == fitTool {
+				break
+			}
 			for _, word := range t.words {
 				s.each(word, fit, take)
 			}
 		}
-		s.result.Counts[t.raw] = count
 	}
 }
 
@@ -367,59 +393,148 @@ func (s *search) each(word string, fit int, take func(at int32, fit int)) {
 	}
 }
 
+// fit is how well a device fits: the fewer of each, the better, the first ones first.
+type fit struct{ missing, unable, cost, soft int }
+
+func (f fit) compare(o fit) int {
+	return cmp.Or(f.missing-o.missing, f.unable-o.unable, f.cost-o.cost, f.soft-o.soft)
+}
+
 // collect keeps those that fit best.
 func (s *search) collect() {
-	required := uint16(0)
+	required := 0
 	for _, t := range s.terms {
 		if !t.soft {
 			required++
 		}
 	}
-	var best [2]int
-	better := func(a, b [2]int) bool { return a[0] < b[0] || a[0] == b[0] && a[1] < b[1] }
-	all := 0
-	for at := range s.slots {
-		doc := s.slots[at].doc
-		if s.have[at] != required || !s.seen[at] || s.Keep != nil && !s.Keep(doc) {
-			continue
-		}
-		all++
-		fit := [2]int{int(s.cost[at]), -int(s.extra[at])}
-		if len(s.result.Found) == 0 || better(fit, best) {
-			best, s.result.Found = fit, s.result.Found[:0]
-		}
-		if fit == best {
-			s.result.Found = append(s.result.Found, doc)
-		}
-	}
-	if all > 0 {
-		s.result.Counts = nil
-	}
-	s.result.Weaker = all - len(s.result.Found)
 	var named []string
 	for _, t := range s.terms {
 		named = append(named, foldName(t.raw))
 	}
-	name := strings.Join(named, " ")
-	first := map[*Doc]int{}
-	for _, d := range s.result.Found {
-		if len(d.Name) <= len(s.Text) && foldName(d.Name) == name {
-			first[d] = -1
+	s.named = strings.Join(named, " ")
+	able := s.able()
+	each := func(f func(at int, fit fit)) {
+		for at := range s.slots {
+			doc := s.slots[at].doc
+			if !s.seen[at] || s.have[at] == 0 && (required > 0 || s.extra[at] == 0) || s.Keep != nil && !s.Keep(doc) {
+				continue
+			}
+			one := fit{missing: required - bits.OnesCount64(s.have[at]), cost: int(s.cost[at]), soft: len(s.terms) - int(s.extra[at])}
+			if able != nil && !able[s.lists[doc.List]] {
+				one.unable = 1
+			}
+			f(at, one)
 		}
 	}
-	slices.SortFunc(s.result.Found, func(a, b *Doc) int {
-		return cmp.Or(first[a]-first[b], strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
+	best := fit{missing: maxTerms + 1}
+	each(func(_ int, one fit) {
+		if one.compare(best) < 0 {
+			best = one
+		}
+	})
+	each(func(at int, one fit) {
+		switch {
+		case one == best:
+			s.found(at)
+		case one.missing == best.missing && one.unable > best.unable:
+			s.result.Unable++
+		case one.missing == 0:
+			s.result.Weaker++
+		}
+	})
+	slices.SortFunc(s.result.Found, func(a, b Match) int {
+		switch {
+		case a.Exact && !b.Exact:
+			return -1
+		case b.Exact && !a.Exact:
+			return 1
+		}
+		return cmp.Or(compareNames(a.Name, b.Name), strings.Compare(a.ID, b.ID))
 	})
 }
 
+// compareNames compares names as people order them: dock 2 comes before dock 10.
+func compareNames(a, b string) int {
+	for a != "" && b != "" {
+		x, y := digits(a), digits(b)
+		if len(x) == 0 || len(y) == 0 {
+			if a[0] != b[0] {
+				break
+			}
+			a, b = a[1:], b[1:]
+			continue
+		}
+		m, n := strings.TrimLeft(x, "0"), strings.TrimLeft(y, "0")
+		if c := cmp.Or(len(m)-len(n), strings.Compare(m, n)); c != 0 {
+			return c
+		}
+		a, b = a[len(x):], b[len(y):]
+	}
+	return strings.Compare(a, b)
+}
+
+// digits returns the digits with which a text begins.
+func digits(text string) string {
+	return text[:len(text)-len(strings.TrimLeft(text, "0123456789"))]
+}
+
+// found adds the device in a slot to the result.
+func (s *search) found(at int) {
+	m := Match{Doc: s.slots[at].doc}
+	for i, t := range s.terms {
+		if !t.soft && s.have[at]&(1<<i) == 0 {
+			m.Missing = append(m.Missing, t.raw)
+		}
+	}
+	m.Missing = append(m.Missing, s.result.Unknown...)
+	if len(m.Missing) == 0 && len(m.Name) <= len(s.Text) {
+		name := foldName(m.Name)
+		m.Exact = name == s.named || name == foldName(s.Text)
+	}
+	s.result.Found = append(s.result.Found, m)
+}
+
+// able returns the lists with a tool for what is to be done: half as good as the best one, or better. It is nil if there is none.
+func (s *search) able() map[*list]bool {
+	if s.Do == "" {
+		return nil
+	}
+	rank, best := Rank(s.Do), 0
+	fits := map[*list]int{}
+	for _, l := range s.lists {
+		if s.ctx.Err() != nil {
+			return nil
+		}
+		if !slices.ContainsFunc(l.slots, s.sees) {
+			continue
+		}
+		for i := range l.tools {
+			if t := &l.tools[i]; s.May(t) {
+				fits[l] = max(fits[l], rank(t.Name, t.Description))
+			}
+		}
+		best = max(best, fits[l])
+	}
+	if best == 0 {
+		return nil
+	}
+	able := map[*list]bool{}
+	for l, n := range fits {
+		able[l] = 2*n >= best
+	}
+	return able
+}
+
 // Rank returns how well a text with a name fits the words of a query; 0: not at all.
-// A word in the name counts most.
+// A word in the name counts most; verbs such as turn, stop and show decide between tools that fit alike.
 func Rank(query string) func(name, text string) int {
 	const inName, nearName, inText = 4, 3, 1
 	asked := map[string]bool{}
 	addWords(asked, query, 2, 2)
 	list, _ := tokens(query)
 	named := map[string]bool{}
+	verbs := map[string]bool{}
 	for _, t := range list {
 		if other := opposites[t.text]; named[other] { // off the lamp on the second floor
 			delete(asked, t.text)
@@ -428,6 +543,7 @@ func Rank(query string) func(name, text string) int {
 		}
 		if functionWords[t.text] && opposites[t.text] == "" && t.text != "get" && t.text != "set" {
 			delete(asked, t.text)
+			verbs[t.text] = true
 		}
 	}
 	return func(name, text string) (fit int) {
@@ -442,6 +558,11 @@ func Rank(query string) func(name, text string) int {
 				fit += nearName
 			case ofText[word]:
 				fit += inText
+			}
+		}
+		for word := range verbs {
+			if ofName[word] {
+				fit++
 			}
 		}
 		return fit

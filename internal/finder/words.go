@@ -1,8 +1,11 @@
 package finder
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -16,7 +19,7 @@ const (
 // token is a word as it is compared: folded, in the singular.
 type token struct {
 	text   string
-	raw    string // as it was written
+	raw    string // as it was written, accents included
 	han    bool   // a run of a script that does not separate words
 	number bool
 }
@@ -54,9 +57,19 @@ func tokens(text string) (list []token, joined []string) {
 		text = text[:maxText]
 	}
 	var runes []rune
-	for _, r := range norm.NFKD.String(text) {
-		if !unicode.Is(unicode.Mn, r) {
-			runes = append(runes, r)
+	var from, to []int // the bytes of text that a rune comes from, accents included
+	for at, written := range text {
+		size := utf8.RuneLen(written)
+		if size < 0 || written == utf8.RuneError {
+			continue // it may be one byte that is no character
+		}
+		for _, r := range norm.NFKD.String(text[at : at+size]) {
+			if !unicode.Is(unicode.Mn, r) {
+				runes, from, to = append(runes, r), append(from, at), append(to, at)
+			}
+		}
+		if len(to) > 0 {
+			to[len(to)-1] = at + size
 		}
 	}
 	camel := -1 // where a word begins that is split at a capital letter
@@ -66,23 +79,22 @@ func tokens(text string) (list []token, joined []string) {
 			i++
 			continue
 		}
-		from := i
+		begin := i
 		for i++; i < len(runes); i++ {
 			now, before := classOf(runes[i]), classOf(runes[i-1])
 			if now != before && !(before == upper && now == lower) {
 				break
 			}
 		}
-		raw := string(runes[from:i])
-		t := token{text: strings.ToLower(raw), raw: raw, han: c == han, number: c == digit}
+		t := token{text: strings.ToLower(string(runes[begin:i])), raw: text[from[begin]:max(from[begin], to[i-1])], han: c == han, number: c == digit}
 		switch {
 		case t.number:
 			if t.text = strings.TrimLeft(t.text, "0"); t.text == "" {
 				t.text = "0"
 			}
-		case t.text == "s" && from > 1 && (runes[from-1] == '\'' || runes[from-1] == '’'): // the study's lamp
+		case t.text == "s" && begin > 1 && (runes[begin-1] == '\'' || runes[begin-1] == '’'): // the study's lamp
 			continue
-		case isOrdinalEnd(t.text) && len(list) > 0 && from > 0 && classOf(runes[from-1]) == digit: // 2nd
+		case isOrdinalEnd(t.text) && len(list) > 0 && begin > 0 && classOf(runes[begin-1]) == digit: // 2nd
 			continue
 		case !t.han:
 			t.text = singular(t.text)
@@ -91,13 +103,20 @@ func tokens(text string) (list []token, joined []string) {
 		splits := i < len(runes) && c != digit && c != han && classOf(runes[i]) == upper
 		switch {
 		case splits && camel < 0:
-			camel = from
+			camel = begin
 		case !splits && camel >= 0:
 			joined = append(joined, singular(strings.ToLower(string(runes[camel:i]))))
 			camel = -1
 		}
 	}
 	return list, joined
+}
+
+// Words returns the words of a text as they are compared: folded, in the singular, runs of Chinese in pairs.
+func Words(text string) []string {
+	set := map[string]bool{}
+	addWords(set, text, 2, 2)
+	return slices.Sorted(maps.Keys(set))
 }
 
 func isOrdinalEnd(text string) bool {
@@ -141,10 +160,16 @@ var cardinals = map[string]string{"two": "2", "three": "3", "four": "4", "five":
 var functionWords = wordSet(`a an the in on at of to for from by with near and or is are be was it its my our your their me i you we they this that these those there here
  please turn switch set make put get give show tell let start stop do does did can could would will have has
  what which who whose where when how much many any some all every each both off up down now
- device devices one ones online offline named called`)
+ device devices one ones online offline named called
+ der die das den dem des ein eine einen einem einer und im am ans ins zum zur vom von bei mit auf aus fur unter uber alle bitte
+ le la les l un une du de d et au aux dans sur sous chez avec pour par tous toutes tout
+ el los las al del y en con por para sobre unos unas todas todos
+ il lo gli i uno una e dello della dei degli delle nel nello nella nei nelle sul sulla sui sulle dal dalla dall dell nell sull all alla ai alle con tutti tutte
+ o os os as ao aos no na nos nas pelo pela num numa com todos todas
+ het een op aan naar van met voor bij uit onder boven en alle`)
 
 // functionChars are those of Chinese.
-var functionChars = wordSet("的 把 请 让 在 是 吗 呢 吧 了 里 和 给 我 你 个 开 关 打 调 到 有 哪 些")
+var functionChars = wordSet("的 把 请 让 在 是 吗 呢 吧 了 里 和 给 我 你 个 开 关 打 调 到 有 哪 些 所 都 全 部 那 这 台 们")
 
 func wordSet(text string) map[string]bool {
 	set := map[string]bool{}

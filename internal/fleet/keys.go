@@ -55,6 +55,27 @@ func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e
 	return nil
 }
 
+// PermitAudit returns an error if the caller may not see an entry of the audit. A key with the scope audit:read sees calls, messages
+// and changes of devices, as far as its devices and tools go; administrators see everything.
+func (s *Service) PermitAudit(ctx context.Context, principal access.Principal, e *audit.Line) error {
+	who := principal.Caller
+	if who != nil && who.Scopes.Has(access.ScopeAdmin) {
+		return nil
+	}
+	refusal := &access.Refusal{Rule: access.RuleDevices, Detail: "the key does not see this entry"}
+	switch {
+	case who == nil:
+		return dispatch.RefusalError(refusal)
+	case e.Kind == audit.KindCall && !access.MatchAny(who.Tools, e.Action):
+		return dispatch.RefusalError(refusal)
+	case e.Kind != audit.KindCall && e.Kind != audit.KindMessage && e.Kind != audit.KindDevice:
+		return dispatch.RefusalError(refusal)
+	case e.Device == "" && !who.Devices.IsZero():
+		return dispatch.RefusalError(refusal)
+	}
+	return s.Permit(ctx, principal, access.ScopeAudit, devices.ID(e.Device))
+}
+
 // NewKeyParams are the properties of a new API key.
 type NewKeyParams struct {
 	Name    string

@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"strings"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
+	"fleetd/internal/finder"
 	"fleetd/internal/selector"
 )
 
@@ -19,14 +19,17 @@ type ToolMatch struct {
 	Devices []devices.ID // some of them
 }
 
-// SearchTools finds tools whose name or description contains all words of the query,
-// ignoring case, among those that the caller's key and the rules allow. It returns at
+// SearchTools finds tools whose name or description fits the words of the query, as finder.Rank has it,
+// among those that the caller's key and the rules allow. It returns at
 // most limit tools, best first, each with up to examples devices.
 //
 // Devices with the same firmware share a list: the distinct lists are searched, and the
 // database counts the devices of each.
 func (s *Service) SearchTools(ctx context.Context, principal access.Principal, query string, limit, examples int) ([]ToolMatch, error) {
-	words := bytes.Fields([]byte(strings.ToLower(query)))
+	var words [][]byte
+	for _, word := range finder.Words(query) {
+		words = append(words, []byte(word))
+	}
 	if principal.Caller == nil || len(words) == 0 || limit < 1 {
 		return nil, nil
 	}
@@ -46,7 +49,7 @@ func (s *Service) SearchTools(ctx context.Context, principal access.Principal, q
 	}
 	guard := s.Guard()
 	found := make([]ToolMatch, 0, limit)
-	for _, tool := range catalog.Search(lists, words, limit, func(t *catalog.Tool) bool {
+	for _, tool := range catalog.Search(lists, words, finder.Rank(query), limit, func(t *catalog.Tool) bool {
 		return guard.MayAllow(access.Query{By: principal, Tool: t.Name, UserOnly: t.UserOnly})
 	}) {
 		found = append(found, ToolMatch{Tool: tool})

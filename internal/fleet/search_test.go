@@ -79,8 +79,9 @@ func TestSearchTools(t *testing.T) {
 	}{
 		"name":            {admin, "set_volume", []string{"self.audio_speaker.set_volume 20"}},
 		"case":            {admin, "SET_Volume", []string{"self.audio_speaker.set_volume 20"}},
-		"description":     {admin, "lamp TURN", []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"all words":       {admin, "lamp walk", []string{"self.dog.walk 10"}},
+		"description":     {admin, "lamp TURN", []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10"}},
+		"best first":      {admin, "lamp walk", []string{"self.dog.walk 10", "self.lamp.turn_on 10", "self.lamp.turn_on 10"}},
+		"one word":        {admin, "teapot volume", []string{"self.audio_speaker.set_volume 20"}},
 		"nothing":         {admin, "teapot", nil},
 		"no words":        {admin, "  ", nil},
 		"for people":      {admin, "reboot", []string{"self.reboot 10"}},

@@ -156,6 +156,7 @@ type Store interface {
 // Filter selects jobs of a list.
 type Filter struct {
 	State  State
+	Open   bool   // only jobs that have not ended
 	Action string // call, message or restart
 	Device devices.ID
 	Owner  string // only jobs of this key; empty: all

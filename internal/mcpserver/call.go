@@ -106,7 +106,15 @@ func (s *Server) run(ctx context.Context, by access.Principal, c devices.ToolCal
 	if err != nil {
 		return result, nil, err
 	}
-	return result, s.photos(ctx, c.Device, begun, contents(result.Content)), nil
+	content := contents(result.Content)
+	var texts []string
+	for _, item := range content {
+		if text, ok := item.(*mcp.TextContent); ok {
+			texts = append(texts, text.Text)
+		}
+	}
+	s.history.answered(&c, &result, texts)
+	return result, s.photos(ctx, c.Device, begun, content), nil
 }
 
 // runConfirmed runs a call that a person may have to confirm. If question is not nil, the
@@ -116,11 +124,11 @@ func (s *Server) runConfirmed(ctx context.Context, req *mcp.CallToolRequest, c d
 	if answer, ok := req.Params.InputResponses[confirmKey]; ok {
 		yes, isAnswer := answer.(*mcp.ElicitResult)
 		if !isAnswer || yes.Action != "accept" {
-			c.Confirmation = dispatch.Declined(req.Params.RequestState)
+			c.Confirmation = dispatch.Declined(tokenOf(req))
 			_, _, err := s.run(ctx, requestInfoOf(ctx).by(), c, timeout) // records the refusal; err is never nil
 			return result, nil, nil, err
 		}
-		answered, c.Confirmation = true, req.Params.RequestState
+		answered, c.Confirmation = true, tokenOf(req)
 	}
 	result, content, err = s.run(ctx, requestInfoOf(ctx).by(), c, timeout)
 	e := devices.AsError(errOr(err))
@@ -141,8 +149,14 @@ func (s *Server) runConfirmed(ctx context.Context, req *mcp.CallToolRequest, c d
 	return result, nil, &mcp.CallToolResult{
 		InputRequests: mcp.InputRequestMap{confirmKey: &mcp.ElicitParams{Mode: "form", Message: s.question(ctx, c, shown),
 			RequestedSchema: json.RawMessage(`{"type":"object","properties":{}}`)}},
-		RequestState: e.Confirmation,
+		RequestState: e.Confirmation + " " + string(c.Device),
 	}, nil
+}
+
+// tokenOf returns the token of the confirmation in the state of a request; a device that a person has chosen may follow.
+func tokenOf(req *mcp.CallToolRequest) string {
+	token, _, _ := strings.Cut(req.Params.RequestState, " ")
+	return token
 }
 
 // errOr replaces nil, which AsError does not accept.

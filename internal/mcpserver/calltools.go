@@ -27,7 +27,7 @@ import (
 // Limits of calls.
 const (
 	maxCallTargets = 100
-	maxOffline     = 20  // devices that call_many names as not called
+	maxLeftOut     = 20  // devices that a group names as not reached
 	maxNameBytes   = 512 // of a device and a tool: 128 characters
 	maxSuggestions = 3   // suggestions in an error
 	callWorkers    = 8
@@ -79,7 +79,7 @@ func (a *callArgs) decode(raw []byte) error {
 type callResult struct {
 	Device   string   `json:"device"`
 	Tool     string   `json:"tool"`
-	Text     []string `json:"text,omitempty"`
+	Text     []string `json:"said_by_device,omitempty"`
 	IsError  bool     `json:"is_error"`
 	Outcome  string   `json:"outcome,omitempty"`
 	Duration float64  `json:"duration_ms"`
@@ -95,7 +95,7 @@ func (c *callResult) append(dst []byte) []byte {
 	for i, text := range c.Text {
 		sep := `,`
 		if i == 0 {
-			sep = `,"text":[`
+			sep = `,"said_by_device":[`
 		}
 		dst = jsonspan.AppendString(append(dst, sep...), text)
 	}
@@ -130,9 +130,9 @@ func newCallResult(c devices.ToolCall, r devices.ToolResult, content []mcp.Conte
 
 func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, args callArgs) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
-	id, err := s.deviceOf(ctx, by, args.Device)
-	if err != nil {
-		return nil, err
+	id, asked, err := s.chosen(ctx, req, by, args.Device)
+	if err != nil || asked != nil {
+		return asked, err
 	}
 	call, timeout, err := s.prepare(ctx, args)
 	if err != nil {
@@ -144,6 +144,7 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 		return nil, err
 	}
 	call.Tool = s.deviceToolName(ctx, by, id, call.Tool)
+	s.progress(req, 1)(ctx, 0, "the device was called")
 	result, content, question, err := s.runConfirmed(ctx, req, call, timeout)
 	switch {
 	case err != nil && later > 0 && devices.AsError(err).Code == devices.CodeDeviceOffline:
@@ -239,7 +240,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 		return nil, err
 	}
 	by := requestInfoOf(ctx).by()
-	ids, offline, err := s.targets(ctx, by, args)
+	ids, left, err := s.targets(ctx, by, args.Devices, args.Select)
 	if err != nil {
 		return nil, err
 	}
@@ -247,61 +248,42 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 		OK      int          `json:"ok"`
 		Failed  int          `json:"failed"`
 		Results []callResult `json:"results"`
-		Offline []devices.ID `json:"offline,omitempty"`
-		More    bool         `json:"more_offline,omitempty"`
+		LeftOut []leftOut    `json:"left_out,omitempty"`
+		More    bool         `json:"more_left_out,omitempty"`
 		Hint    string       `json:"hint,omitempty"`
-	}{Results: make([]callResult, len(ids)), Offline: offline}
-	if answer.More = len(offline) > maxOffline; answer.More {
-		answer.Offline = offline[:maxOffline]
-	}
+	}{Results: make([]callResult, len(ids))}
+	answer.LeftOut, answer.More = firstLeft(left)
 	switch {
-	case len(ids) == 0 && len(offline) == 0:
-		answer.Hint = "no device matches select; find_devices shows the labels that there are"
-	case len(offline) > 0:
-		answer.Hint = "the devices in offline match, and were not called; run_job calls them when they are back"
+	case len(ids) == 0 && len(left) == 0:
+		answer.Hint = noneSelected
+	case len(left) > 0:
+		answer.Hint = "the devices in left_out match, and were not called; run_job calls them when they are back"
 	}
-	report := s.progress(req, len(ids))
 	pictures := make([][]mcp.Content, len(ids))
-	var next, done int
 	room := maxPhoto // bytes left for images and audio of all results
 	var mu sync.Mutex
-	take := func() (int, bool) {
+	s.forEach(ctx, req, len(ids), "devices were called", func(i int) {
+		one := call
+		one.Device, one.Tool = ids[i], s.deviceToolName(ctx, by, ids[i], call.Tool)
+		result, content, err := s.run(ctx, by, one, timeout)
+		answer.Results[i], pictures[i] = newCallResult(one, result, content)
+		if err != nil {
+			f := s.failure(err)
+			f.suggest(ctx, s, by, ids[i], call.Tool)
+			if f.Code == devices.CodeConfirmation {
+				f.Detail = "a person must confirm this call for each device; use call_device_tool"
+			}
+			answer.Results[i] = callResult{Device: string(ids[i]), Tool: cleantext.Short(one.Tool, maxTitle), IsError: true, Error: &f}
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		next++
-		return next - 1, next <= len(ids) && ctx.Err() == nil
-	}
-	var workers sync.WaitGroup
-	for range min(callWorkers, len(ids)) {
-		workers.Go(func() {
-			defer tasks.Contain(s.log, nil)
-			for i, more := take(); more; i, more = take() {
-				one := call
-				one.Device, one.Tool = ids[i], s.deviceToolName(ctx, by, ids[i], call.Tool)
-				result, content, err := s.run(ctx, by, one, timeout)
-				answer.Results[i], pictures[i] = newCallResult(one, result, content)
-				if err != nil {
-					f := s.failure(err)
-					f.suggest(ctx, s, by, ids[i], call.Tool)
-					if f.Code == devices.CodeConfirmation {
-						f.Detail = "a person must confirm this call for each device; use call_device_tool"
-					}
-					answer.Results[i] = callResult{Device: string(ids[i]), Tool: cleantext.Short(one.Tool, maxTitle), IsError: true, Error: &f}
-				}
-				mu.Lock()
-				for _, item := range pictures[i] {
-					room -= sizeOf(item)
-				}
-				if room < 0 { // the texts contain the ids of photos
-					pictures[i] = nil
-				}
-				done++
-				report(ctx, done)
-				mu.Unlock()
-			}
-		})
-	}
-	workers.Wait()
+		for _, item := range pictures[i] {
+			room -= sizeOf(item)
+		}
+		if room < 0 { // the texts contain the ids of photos
+			pictures[i] = nil
+		}
+	})
 	if ctx.Err() != nil {
 		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request", Sent: true, Outcome: devices.OutcomeUnknown}
 	}
@@ -322,6 +304,48 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 	return out, nil
 }
 
+const noneSelected = "no device matches select; find_devices shows the labels that there are"
+
+// leftOut is a device that a group has, and that was not reached.
+type leftOut struct {
+	Device string `json:"device"`
+	Name   string `json:"name,omitempty"`
+	Reason string `json:"reason"` // its state, or the code of an error
+}
+
+// firstLeft returns the devices of a list that are shown, and whether there are others.
+func firstLeft(list []leftOut) (shown []leftOut, more bool) {
+	return list[:min(len(list), maxLeftOut)], len(list) > maxLeftOut
+}
+
+// forEach calls f for 0 to n-1, several at a time, until the context ends, and reports the progress to the host. done says what was done with so
+// many.
+func (s *Server) forEach(ctx context.Context, req *mcp.CallToolRequest, n int, done string, f func(i int)) {
+	report := s.progress(req, n)
+	var mu sync.Mutex
+	next, ended := 0, 0
+	take := func() (int, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		next++
+		return next - 1, next <= n && ctx.Err() == nil
+	}
+	var workers sync.WaitGroup
+	for range min(callWorkers, n) {
+		workers.Go(func() {
+			defer tasks.Contain(s.log, nil)
+			for i, more := take(); more; i, more = take() {
+				f(i)
+				mu.Lock()
+				ended++
+				report(ctx, ended, fmt.Sprintf("%d of %d %s", ended, n, done))
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+}
+
 // sizeOf returns the size of an image or audio item.
 func sizeOf(item mcp.Content) int {
 	switch c := item.(type) {
@@ -333,13 +357,13 @@ func sizeOf(item mcp.Content) int {
 	return 0
 }
 
-// targets returns the devices that call_many calls, and those that match the selector and are not connected: at most one
+// targets returns the devices of a group that are connected, and those that a selector selects and that are not: at most one
 // more of them than are shown.
-func (s *Server) targets(ctx context.Context, by access.Principal, args callManyArgs) (ids, offline []devices.ID, err error) {
-	if (len(args.Devices) > 0) == (strings.TrimSpace(args.Select) != "") {
+func (s *Server) targets(ctx context.Context, by access.Principal, named []string, text string) (ids []devices.ID, left []leftOut, err error) {
+	if (len(named) > 0) == (strings.TrimSpace(text) != "") {
 		return nil, nil, badArguments("give either devices or select, not both")
 	}
-	for _, text := range args.Devices {
+	for _, text := range named {
 		id, err := s.deviceOf(ctx, by, text)
 		if err != nil {
 			return nil, nil, err
@@ -348,38 +372,41 @@ func (s *Server) targets(ctx context.Context, by access.Principal, args callMany
 			ids = append(ids, id)
 		}
 	}
-	if args.Select == "" {
+	if text == "" {
 		return ids, nil, nil
 	}
-	sel, err := selector.Parse(args.Select)
+	sel, err := selectorOf(text)
 	if err != nil {
-		return nil, nil, badArguments(err.Error())
+		return nil, nil, err
 	}
-	inState := func(state devices.State, limit int) (ids []devices.ID, more bool, err error) {
-		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, string(state))), Limit: limit}
-		found, next, err := s.find(ctx, by, q, allPages)
-		for _, d := range found {
-			ids = append(ids, d.Device.ID)
-		}
-		return ids, next != "", err
+	inState := func(limit int, states ...string) ([]devices.View, string, error) {
+		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, states...)), Limit: limit}
+		return s.find(ctx, by, q, allPages)
 	}
-	ids, more, err := inState(devices.StateOnline, maxCallTargets)
-	if more {
+	found, next, err := inState(maxCallTargets, string(devices.StateOnline))
+	if next != "" {
 		err = badArguments(fmt.Sprintf("the selector matches more than %d online devices; select fewer, list them in several calls, or use run_job", maxCallTargets))
 	}
-	if err == nil {
-		offline, _, err = inState(devices.StateOffline, maxOffline+1)
+	if err != nil {
+		return nil, nil, err
 	}
-	return ids, offline, err
+	for _, d := range found {
+		ids = append(ids, d.Device.ID)
+	}
+	found, _, err = inState(maxLeftOut+1, string(devices.StateOffline), string(devices.StatePending), string(devices.StateContested))
+	for _, d := range found {
+		left = append(left, leftOut{string(d.Device.ID), cleantext.Short(d.Device.Name, maxTitle), string(d.State)})
+	}
+	return ids, left, err
 }
 
 // progress returns a function that reports progress to the host if the host asked for it.
-func (s *Server) progress(req *mcp.CallToolRequest, total int) func(ctx context.Context, done int) {
+func (s *Server) progress(req *mcp.CallToolRequest, total int) func(ctx context.Context, done int, message string) {
 	token := req.Params.GetProgressToken()
-	return func(ctx context.Context, done int) {
+	return func(ctx context.Context, done int, message string) {
 		if token != nil {
 			// Errors are ignored: the result contains everything.
-			_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(done), Total: float64(total)})
+			_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(done), Total: float64(total), Message: message})
 		}
 	}
 }
@@ -435,7 +462,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 				Device  device `json:"device"`
 			}{reached, describe(d)}), nil
 		}
-		report(ctx, int(time.Since(begun)/time.Second))
+		report(ctx, int(time.Since(begun)/time.Second), "the device is not "+until+" yet")
 		select {
 		case <-ctx.Done():
 			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request"}

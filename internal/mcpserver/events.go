@@ -5,30 +5,46 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/timespan"
 )
 
 // maxEventRaw is the largest payload of an event that is shown, in bytes.
 const maxEventRaw = 4 << 10
 
+// eventCall is the type of calls, which are in the audit and not among the events.
+const eventCall devices.EventKind = "call"
+
 type eventArgs struct {
-	Device string `json:"device"`
-	Type   string `json:"type"`
-	Limit  int    `json:"limit"`
+	Device   string `json:"device"`
+	Type     string `json:"type"`
+	Since    string `json:"since"`
+	Until    string `json:"until"`
+	Everyone bool   `json:"everyone"`
+	Limit    int    `json:"limit"`
 }
 
 type eventInfo struct {
 	Type   devices.EventKind `json:"type"`
 	Device devices.ID        `json:"device,omitempty"`
 	Time   string            `json:"time,omitempty"`
-	Data   json.RawMessage   `json:"data,omitempty"`
+	*callEvent
+	Data json.RawMessage `json:"data,omitempty"`
+	Said json.RawMessage `json:"said_by_device,omitempty"`
+
+	at time.Time
 }
+
+// saidKinds are events whose data the device has written.
+var saidKinds = []devices.EventKind{devices.EventNotification, devices.EventPhoto, devices.EventCatalog}
 
 // hiddenMembers are members of events that are of no use to a model.
 var hiddenMembers = []string{"device", "node", "session", "epoch", "seq", "time", "client", "client_id", "owner"}
@@ -46,6 +62,7 @@ func newEventInfo(e devices.StreamEvent) eventInfo {
 		if key == "time" {
 			text, _ := jsonspan.String(walk.Value())
 			h.Time = cleantext.Short(text, maxTitle)
+			h.at, _ = time.Parse(time.RFC3339, text)
 		}
 		if slices.Contains(hiddenMembers, key) {
 			continue
@@ -57,37 +74,69 @@ func newEventInfo(e devices.StreamEvent) eventInfo {
 	}
 	kept = append(kept, '}')
 	if data, note := appendSchema(nil, kept, 0); walk.Err() == nil && note == "" && len(data) > len("{}") { // the limits of schemas also suit the texts of a device
-		h.Data = data
+		if slices.Contains(saidKinds, e.Kind) {
+			h.Said = data
+		} else {
+			h.Data = data
+		}
 	}
 	return h
 }
 
 func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args eventArgs) (*mcp.CallToolResult, error) {
-	q := devices.EventQuery{Kind: devices.EventKind(args.Type)}
+	by, limit, now := requestInfoOf(ctx).by(), cmp.Or(args.Limit, 20), clock.Now()
+	since, err := timespan.Moment("since", args.Since, now)
+	if err != nil {
+		return nil, badArguments(err.Error())
+	}
+	until, err := timespan.Moment("until", args.Until, now)
+	if err != nil {
+		return nil, badArguments(err.Error())
+	}
+	var q devices.EventQuery
 	if args.Device != "" {
-		var err error
-		if q.Device, err = s.deviceOf(ctx, requestInfoOf(ctx).by(), args.Device); err != nil {
+		if q.Device, err = s.deviceOf(ctx, by, args.Device); err != nil {
 			return nil, err
 		}
 	}
-	if err := q.Check(); err != nil {
-		return nil, badArguments(devices.AsError(err).Detail)
+	events := []eventInfo{}
+	if q.Kind = devices.EventKind(args.Type); q.Kind != eventCall {
+		if err := q.Check(); err != nil {
+			return nil, badArguments(devices.AsError(err).Detail)
+		}
+		if events, err = s.events(ctx, by, q, since, until, limit); err != nil {
+			return nil, err
+		}
 	}
-	events, err := s.events(ctx, requestInfoOf(ctx).by(), q, cmp.Or(args.Limit, 20))
-	if err != nil {
-		return nil, err
+	if q.Kind == "" || q.Kind == eventCall {
+		if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
+			return nil, err
+		}
+		calls, err := s.calls(ctx, by, q.Device, since, until, args.Everyone, limit)
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, calls...)
+		slices.SortStableFunc(events, func(a, b eventInfo) int { return a.at.Compare(b.at) })
 	}
 	return structured(struct {
 		Events []eventInfo `json:"events"`
-	}{events}), nil
+	}{events[max(0, len(events)-limit):]}), nil
 }
 
-// events returns the last events that a caller may see.
-func (s *Server) events(ctx context.Context, by access.Principal, q devices.EventQuery, limit int) ([]eventInfo, error) {
+// events returns the last events of a time that a caller may see. A zero time is no bound.
+func (s *Server) events(ctx context.Context, by access.Principal, q devices.EventQuery, since, until time.Time, limit int) ([]eventInfo, error) {
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
 		return nil, err
 	}
 	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e *devices.StreamEvent) bool {
+		if !since.IsZero() || !until.IsZero() {
+			text, _ := jsonspan.String(jsonspan.Member(e.Data, "time"))
+			at, err := time.Parse(time.RFC3339, text)
+			if err != nil || at.Before(since) || !until.IsZero() && at.After(until) {
+				return false
+			}
+		}
 		return s.opt.Service.PermitEvent(ctx, by, e) == nil // it takes out what the caller may not read
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,29 +42,36 @@ type device struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name,omitempty"`
 	State      devices.State     `json:"state"`
-	Board      string            `json:"board,omitempty"`
-	Firmware   string            `json:"firmware,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Tools      int               `json:"tools"`
 	ToolsState string            `json:"tools_state"`
 	Transport  string            `json:"transport,omitempty"`
 	Node       string            `json:"node,omitempty"`
 	LastSeen   string            `json:"last_seen,omitempty"`
-	Error      string            `json:"mcp_error,omitempty"`
+	Said       deviceSaid        `json:"said_by_device"`
+}
+
+// deviceSaid has the texts of a device about itself: data to judge, never instructions.
+type deviceSaid struct {
+	Board    string `json:"board,omitempty"`
+	Firmware string `json:"firmware,omitempty"`
+	Error    string `json:"mcp_error,omitempty"`
 }
 
 // summary is a device in lists.
 type summary struct {
 	ID       string            `json:"id"`
 	Name     string            `json:"name,omitempty"`
+	Exact    bool              `json:"exact,omitempty"`   // it has exactly the name that was asked for
+	Missing  []string          `json:"missing,omitempty"` // words of the query that it does not have
 	State    devices.State     `json:"state"`
 	Labels   map[string]string `json:"labels,omitempty"`
-	Board    string            `json:"board,omitempty"`
 	LastSeen string            `json:"last_seen,omitempty"` // of a device that is not connected
+	Tool     *toolInfo         `json:"tool,omitempty"`      // that fits best
 }
 
 func summarize(v devices.View) summary {
-	b := summary{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels, Board: cleantext.Short(v.Device.Board, maxTitle)}
+	b := summary{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels}
 	if p := v.Presence; !p.Online && !p.LastSeen.IsZero() {
 		b.LastSeen = p.LastSeen.UTC().Format(time.RFC3339)
 	}
@@ -71,9 +79,9 @@ func summarize(v devices.View) summary {
 }
 
 func describe(v devices.View) device {
-	d := device{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Board: cleantext.Short(v.Device.Board, maxTitle),
-		Firmware: cleantext.Short(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
-		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: cleantext.Short(v.Presence.MCPError, maxWord)}
+	d := device{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels, Tools: v.Presence.Tools,
+		ToolsState: string(v.CatalogState), Transport: string(v.Presence.Transport), Node: v.Presence.Node,
+		Said: deviceSaid{cleantext.Short(v.Device.Board, maxTitle), cleantext.Short(v.Device.Firmware, maxTitle), cleantext.Short(v.Presence.MCPError, maxWord)}}
 	switch {
 	case v.Presence.Online:
 		d.LastSeen = clock.Now().Format(time.RFC3339)
@@ -114,6 +122,7 @@ func (s *Server) find(ctx context.Context, by access.Principal, q devices.ListQu
 
 type findArgs struct {
 	Query  string `json:"query"`
+	Do     string `json:"do"`
 	State  string `json:"state"`
 	Select string `json:"select"`
 	Limit  int    `json:"limit"`
@@ -122,65 +131,153 @@ type findArgs struct {
 
 // selector returns the selector of all filters.
 func (a *findArgs) selector() (sel selector.Selector, err error) {
-	if sel, err = selector.Parse(a.Select); err == nil && a.State != "" {
+	if sel, err = selectorOf(a.Select); err == nil && a.State != "" {
 		sel = selector.And(sel, selector.In(selector.FieldState, a.State))
 	}
 	return sel, err
 }
 
-// listed is the result of find_devices.
+// readState takes a state out of the query, unless a filter has one, and returns the word.
+func (a *findArgs) readState() (word string) {
+	words := strings.Fields(a.Query)
+	at := slices.IndexFunc(words, func(w string) bool {
+		w = strings.ToLower(strings.Trim(w, ".,;:!?"))
+		return w == string(devices.StateOnline) || w == string(devices.StateOffline)
+	})
+	if at < 0 || a.State != "" {
+		return ""
+	}
+	word = words[at]
+	a.State = strings.ToLower(strings.Trim(word, ".,;:!?"))
+	a.Query = strings.Join(slices.Delete(words, at, at+1), " ")
+	return word
+}
+
+// maxPartial is how many devices a result has that lack a word of the query, if no limit is asked for.
+const maxPartial = 5
+
+// findResult is the result of find_devices.
 type findResult struct {
 	Devices []summary           `json:"devices"`
 	Matched int                 `json:"matched,omitempty"`
+	Partial bool                `json:"partial,omitempty"` // no device has all words; see missing
 	Weaker  int                 `json:"weaker,omitempty"`
+	Unable  int                 `json:"without_such_tool,omitempty"`
 	ReadAs  map[string]string   `json:"read_as,omitempty"`
+	OfTools []string            `json:"words_of_tools_only,omitempty"`
 	Unknown []string            `json:"unknown_words,omitempty"`
-	Counts  map[string]int      `json:"devices_by_word,omitempty"`
 	Total   int                 `json:"total,omitempty"`
 	Labels  map[string][]string `json:"labels,omitempty"`
 	Next    string              `json:"next_cursor,omitempty"`
 }
 
 func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args findArgs) (*mcp.CallToolResult, error) {
-	limit := cmp.Or(args.Limit, 20)
+	limit, stateWord := cmp.Or(args.Limit, 20), args.readState()
 	sel, err := args.selector()
 	if err != nil {
-		return nil, badArguments(err.Error())
+		return nil, err
 	}
 	by := requestInfoOf(ctx).by()
-	list := fmt.Sprintf("find_devices %q %q %q", args.Query, args.State, args.Select)
+	list := fmt.Sprintf("find_devices %q %q %q %q", args.Query, args.Do, args.State, args.Select)
 	place, err := s.place(list, args.Cursor)
 	if err != nil {
 		return nil, badArguments(devices.ErrCursor.Error())
 	}
 	var answer findResult
-	var views []devices.View
-	if strings.TrimSpace(args.Query) == "" {
-		if views, answer.Next, err = s.find(ctx, by, devices.ListQuery{Select: sel, After: place, Limit: limit}, fewPages); err != nil {
+	var found searchResult
+	if strings.TrimSpace(args.Query) != "" {
+		if found, err = s.search(ctx, by, &args, sel, place, limit); err != nil {
 			return nil, err
 		}
-	} else {
-		found, err := s.search(ctx, by, args.Query, sel, place, limit)
-		if err != nil {
-			return nil, err
-		}
-		views, answer.Next = found.devices, found.next
-		answer.Weaker, answer.ReadAs, answer.Unknown, answer.Counts = found.Weaker, found.ReadAs, found.Unknown, found.Counts
-		if answer.Next != "" {
+		answer.Weaker, answer.Unable, answer.ReadAs, answer.Unknown, answer.OfTools = found.Weaker, found.Unable, found.ReadAs, found.Unknown, found.OfTools
+		answer.Partial = len(found.Found) > 0 && len(found.Found[0].Missing) > 0
+		if found.next != "" || answer.Partial {
 			answer.Matched = len(found.Found)
 		}
+		if answer.Partial {
+			found.devices, found.next = found.devices[:min(len(found.devices), cmp.Or(args.Limit, maxPartial))], ""
+		}
 	}
-	answer.Next = s.cursor(list, answer.Next)
-	answer.Devices = make([]summary, len(views))
-	for i := range views {
-		answer.Devices[i] = summarize(views[i])
+	if strings.TrimSpace(args.Query) == "" || found.Blank {
+		if found.devices, found.next, err = s.find(ctx, by, devices.ListQuery{Select: sel, After: place, Limit: limit}, fewPages); err != nil {
+			return nil, err
+		}
 	}
-	if len(views) == 0 && answer.Next == "" {
+	if stateWord != "" {
+		if answer.ReadAs == nil {
+			answer.ReadAs = map[string]string{}
+		}
+		answer.ReadAs[stateWord] = "state=" + args.State
+	}
+	answer.Next = s.cursor(list, found.next)
+	answer.Devices = make([]summary, len(found.devices))
+	fitting := newFitting(args.Do)
+	for i, v := range found.devices {
+		d := &answer.Devices[i]
+		*d = summarize(v)
+		if m := found.matches[string(v.Device.ID)]; m != nil {
+			d.Exact = m.Exact
+			for _, word := range m.Missing {
+				d.Missing = append(d.Missing, cleantext.Short(word, maxTitle))
+			}
+		}
+		if args.Do != "" {
+			view, err := s.viewOn(ctx, by, v)
+			if err != nil {
+				return nil, err
+			}
+			d.Tool = fitting.best(view)
+		}
+	}
+	if len(found.devices) == 0 && answer.Next == "" {
 		if err := s.describeFleet(ctx, by, &answer); err != nil {
 			return nil, err
 		}
 	}
 	return structured(answer), nil
+}
+
+// fitting looks for the tool of each device that fits best. Devices share lists of tools, so each tool is judged once.
+type fitting struct {
+	rank  func(name, text string) int
+	ranks map[*indexedTool]int
+	shown map[[sha256.Size]byte]bool
+}
+
+func newFitting(do string) *fitting {
+	return &fitting{finder.Rank(do), map[*indexedTool]int{}, map[[sha256.Size]byte]bool{}}
+}
+
+func (f *fitting) rankOf(t *indexedTool) int {
+	n, known := f.ranks[t]
+	if !known {
+		n = f.rank(t.name, t.tool.Description)
+		f.ranks[t] = n
+	}
+	return n
+}
+
+// maxRepeated is the size of a schema, in bytes, up to which each device that has the tool shows it; a larger one is shown once.
+const maxRepeated = 256
+
+// best returns the tool that fits best, nil if none fits.
+func (f *fitting) best(v *view) *toolInfo {
+	var best viewedTool
+	fit := 0
+	for _, t := range v.tools {
+		if n := f.rankOf(t.indexedTool); n > fit {
+			best, fit = t, n
+		}
+	}
+	if fit == 0 {
+		return nil
+	}
+	info := toolInfo{Name: infoOf(best.indexedTool).Name, Confirm: best.confirm}
+	if schema := infoOf(best.indexedTool).InputSchema; len(schema) <= maxRepeated || !f.shown[best.sum] {
+		f.shown[best.sum] = true
+		info.InputSchema = schema
+	}
+	return &info
 }
 
 // describeFleet adds to an empty result the number of devices, and their labels.
@@ -208,7 +305,7 @@ func (s *Server) describeFleet(ctx context.Context, by access.Principal, answer 
 // toolInfo is one tool as models see it.
 type toolInfo struct {
 	Name        string          `json:"name"`
-	Description string          `json:"description,omitempty"`
+	Description string          `json:"said_by_device,omitempty"`
 	InputSchema json.RawMessage `json:"input_schema,omitempty"`
 	Confirm     bool            `json:"needs_confirmation,omitempty"`
 }
@@ -216,6 +313,7 @@ type toolInfo struct {
 type toolList struct {
 	Device device     `json:"device"`
 	Tools  []toolInfo `json:"tools"`
+	Others []string   `json:"other_tools,omitempty"`
 	More   bool       `json:"more,omitempty"`
 }
 
@@ -225,33 +323,31 @@ func infoOf(t *indexedTool) toolInfo {
 		name = t.tool.Name
 	}
 	input, _ := t.tool.InputSchema.(json.RawMessage)
-	return toolInfo{Name: name, Description: t.tool.Description, InputSchema: input}
+	return toolInfo{Name: name, Description: strings.TrimPrefix(t.tool.Description, untrustedMark), InputSchema: input}
 }
 
-// toolsOf lists at most limit tools, best matches of the query first. Tools without a
-// match are left out, unless none matches.
-func toolsOf(v *view, query string, limit int) toolList {
+// Limits of describe_device.
+const (
+	maxDescribed = 10  // tools with their schemas
+	maxNamed     = 100 // others by name
+)
+
+// toolsOf lists the tools, best matches of the query first: so many with their schemas, the others by name.
+func toolsOf(v *view, query string, described int) toolList {
 	list := toolList{Device: describe(v.device), Tools: []toolInfo{}}
-	tools := slices.Clone(v.tools)
-	rank := finder.Rank(query)
-	fit := make(map[*indexedTool]int, len(tools))
-	for _, t := range tools {
-		if n := rank(t.name, t.tool.Description); n > 0 {
-			fit[t.indexedTool] = n
-		}
-	}
-	if len(fit) > 0 {
-		tools = slices.DeleteFunc(tools, func(t viewedTool) bool { return fit[t.indexedTool] == 0 })
-		slices.SortStableFunc(tools, func(a, b viewedTool) int { return fit[b.indexedTool] - fit[a.indexedTool] })
-	}
-	for _, t := range tools {
-		if len(list.Tools) == limit {
-			list.More = true
-			break
-		}
+	tools, fitting := slices.Clone(v.tools), newFitting(query)
+	slices.SortStableFunc(tools, func(a, b viewedTool) int { return fitting.rankOf(b.indexedTool) - fitting.rankOf(a.indexedTool) })
+	for i, t := range tools {
 		info := infoOf(t.indexedTool)
 		info.Confirm = t.confirm
-		list.Tools = append(list.Tools, info)
+		switch {
+		case i < described:
+			list.Tools = append(list.Tools, info)
+		case i < described+maxNamed:
+			list.Others = append(list.Others, info.Name)
+		default:
+			list.More = true
+		}
 	}
 	return list
 }
@@ -259,7 +355,6 @@ func toolsOf(v *view, query string, limit int) toolList {
 type describeArgs struct {
 	Device string `json:"device"`
 	Query  string `json:"query"`
-	Limit  int    `json:"limit"`
 }
 
 func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, args describeArgs) (*mcp.CallToolResult, error) {
@@ -268,7 +363,7 @@ func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, arg
 	if err != nil {
 		return nil, err
 	}
-	return structured(toolsOf(view, args.Query, cmp.Or(args.Limit, 50))), nil
+	return structured(toolsOf(view, args.Query, maxDescribed)), nil
 }
 
 type searchArgs struct {

@@ -146,7 +146,7 @@ func TestDevicesByName(t *testing.T) {
 		if r = call(t, s, "describe_device", map[string]any{"device": "Twin"}); r.IsError || !strings.Contains(textOf(r), "Something else") { // an id takes precedence
 			t.Errorf("%s: %s", era, textOf(r))
 		}
-		if r = call(t, s, "describe_device", map[string]any{"device": " Twin"}); !r.IsError || !strings.Contains(textOf(r), string(robot)+", aa:bb:cc:dd:ee:03") {
+		if r = call(t, s, "describe_device", map[string]any{"device": " Twin"}); !r.IsError || !strings.Contains(textOf(r), string(robot)+"), Twin (aa:bb:cc:dd:ee:03)") {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
 		if r = call(t, s, "describe_device", map[string]any{"device": "unknown lamp"}); !r.IsError || !strings.Contains(textOf(r), "find_devices") {
@@ -194,14 +194,13 @@ func TestSimilarToolsAreSuggested(t *testing.T) {
 
 // Size limits of what a model reads.
 const (
-	maxListBytes   = 14 << 10 // bytes of tools/list
-	maxToolBytes   = 1300     // bytes of one tool in it
-	maxDeviceBytes = 200      // bytes of a device in a list: 50 tokens
-	maxEventBytes  = 240      // bytes of an event: 60 tokens
+	maxListBytes   = 10_400 // bytes of tools/list: 2,600 tokens (o200k)
+	maxToolBytes   = 1300   // bytes of one tool in it
+	maxDeviceBytes = 200    // bytes of a device in a list: 50 tokens
+	maxEventBytes  = 240    // bytes of an event: 60 tokens
 )
 
-// The descriptions of tools are short: when to use a tool and when not, with an example
-// that matches its schema.
+// The descriptions of tools are short, with an example that matches the schema of the tool.
 func TestToolsAreShort(t *testing.T) {
 	f := newFleet(t)
 	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
@@ -222,11 +221,6 @@ func TestToolsAreShort(t *testing.T) {
 		var args map[string]any
 		if err := json.Unmarshal([]byte(strings.TrimSuffix(example, ".")), &args); !ok || err != nil {
 			t.Errorf("%s has no example: %v", tool.Name, err)
-		}
-		for _, part := range []string{"Use it ", "not "} {
-			if !strings.Contains(tool.Description, part) {
-				t.Errorf("the description of %s does not contain %q", tool.Name, part)
-			}
 		}
 		input, err := json.Marshal(tool.InputSchema)
 		if err != nil {

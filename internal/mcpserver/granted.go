@@ -23,6 +23,8 @@ var toolScopes = map[string][]access.Scope{
 	"list_recent_events":  {access.ScopeEvents},
 	"run_job":             {access.ScopeJobs, access.ScopeCall},
 	"get_job":             {access.ScopeJobsRead},
+	"cancel_job":          {access.ScopeJobs},
+	"send_message":        {access.ScopeCall},
 }
 
 // lacksScope refuses a request of an application whose grant does not have a scope that the request needs: the host can ask the

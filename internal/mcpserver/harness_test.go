@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -74,7 +75,7 @@ func newFleetOn(t testing.TB, pipes *devicetest.Pipes, replace func(*fleet.Ports
 	if err != nil {
 		t.Fatal(err)
 	}
-	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
+	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Audit: (*fakeAudit)(f.ports), Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
 		Auth: &access.Authenticator{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
 		Log:  slog.New(slog.DiscardHandler)}
 	for _, c := range change {
@@ -145,6 +146,21 @@ func (e *fakeEvents) happen(t testing.TB, event devices.StreamEvent) {
 	for _, ch := range e.listen {
 		ch <- event
 	}
+}
+
+// fakeAudit is what the core has recorded, as one block.
+type fakeAudit devicetest.Ports
+
+func (a *fakeAudit) AuditBlocks(context.Context, audit.Query) ([]audit.Block, error) {
+	var lines []byte
+	for i, e := range (*devicetest.Ports)(a).Recorded() {
+		line, err := json.Marshal(audit.Line{Seq: int64(i) + 1, Entry: e})
+		if err != nil {
+			return nil, err
+		}
+		lines = append(append(lines, line...), '\n')
+	}
+	return []audit.Block{{Run: "run", Node: "n-test", FirstSeq: 1, Entries: lines}}, nil
 }
 
 type fakePhotos struct {

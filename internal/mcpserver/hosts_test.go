@@ -196,7 +196,7 @@ func TestPromptsOfADevice(t *testing.T) {
 			t.Errorf("%s: no prompts are declared", era)
 		}
 		list, err := s.ListPrompts(t.Context(), nil)
-		if err != nil || len(list.Prompts) != 2 || list.Prompts[0].Arguments[0].Required {
+		if err != nil || len(list.Prompts) != 3 || list.Prompts[0].Arguments[0].Required {
 			t.Errorf("%s: %+v, %v", era, list, err)
 		}
 		for _, args := range []map[string]string{{}, {"device": string(lamp)}} {

@@ -1,12 +1,10 @@
 package mcpserver
 
 import (
-	"container/list"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"slices"
-	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -94,40 +92,6 @@ func (x *toolIndex) find(name string) *indexedTool {
 	return x.byHost[name]
 }
 
-// indexCache keeps the most recently used lists.
-type indexCache struct {
-	mu     sync.Mutex
-	byHash map[devices.Hash]*list.Element // of *toolIndex
-	recent *list.List
-}
-
-func newIndexCache() *indexCache {
-	return &indexCache{byHash: map[devices.Hash]*list.Element{}, recent: list.New()}
-}
-
-func (c *indexCache) get(h devices.Hash) *toolIndex {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := c.byHash[h]
-	if e == nil {
-		return nil
-	}
-	c.recent.MoveToFront(e)
-	return e.Value.(*toolIndex)
-}
-
-func (c *indexCache) put(x *toolIndex) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byHash[x.hash] != nil {
-		return
-	}
-	c.byHash[x.hash] = c.recent.PushFront(x)
-	if c.recent.Len() > maxIndexes {
-		delete(c.byHash, c.recent.Remove(c.recent.Back()).(*toolIndex).hash)
-	}
-}
-
 // view contains the tools of a device that one caller sees.
 type view struct {
 	device devices.View
@@ -159,6 +123,11 @@ func (s *Server) viewOf(ctx context.Context, by access.Principal, id devices.ID)
 	if err != nil {
 		return nil, err
 	}
+	return s.viewOn(ctx, by, d)
+}
+
+// viewOn is viewOf for a device that has been read for the caller.
+func (s *Server) viewOn(ctx context.Context, by access.Principal, d devices.View) (*view, error) {
 	v := &view{device: d}
 	hash := d.Presence.Catalog
 	if hash == (devices.Hash{}) {
@@ -170,12 +139,12 @@ func (s *Server) viewOf(ctx context.Context, by access.Principal, id devices.ID)
 			return nil, err
 		}
 		v.index = newToolIndex(catalog, func() { s.stats.Replaced.Add(1) })
-		s.index.put(v.index)
+		s.index.put(hash, v.index)
 	}
 	guard := s.opt.Service.Guard()
 	for i := range v.index.tools {
 		t := &v.index.tools[i]
-		decision := guard.Decide(access.Query{By: by, Device: string(id), Labels: d.Device.Labels, Tool: t.name, UserOnly: t.userOnly, Listed: true})
+		decision := guard.Decide(access.Query{By: by, Device: string(d.Device.ID), Labels: d.Device.Labels, Tool: t.name, UserOnly: t.userOnly, Listed: true})
 		if decision.Action != access.Deny {
 			v.tools = append(v.tools, viewedTool{t, decision.Action == access.Confirm})
 		}

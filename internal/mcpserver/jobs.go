@@ -15,12 +15,14 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/jobs/manager"
+	"fleetd/internal/jsonspan"
 	"fleetd/internal/timespan"
 )
 
 // Limits of get_job.
 const (
 	maxJobTasks   = 20
+	maxOpenJobs   = 20
 	maxTaskResult = 400 // bytes of a task's result or detail
 )
 
@@ -31,7 +33,9 @@ type Jobs interface {
 	Later(ctx context.Context, by access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error)
 	Decline(ctx context.Context, by access.Principal, action, confirmation string) error
 	Get(ctx context.Context, by access.Principal, id string) (api.Job, error)
+	List(ctx context.Context, by access.Principal, q manager.Query) (api.List[api.Job], error)
 	Tasks(ctx context.Context, by access.Principal, q manager.TaskQuery) (api.List[api.Task], error)
+	Do(ctx context.Context, by access.Principal, id, verb string, o manager.VerbOptions) (api.Job, error)
 }
 
 type runJobArgs struct {
@@ -50,7 +54,11 @@ type runJobArgs struct {
 
 func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJobArgs) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
-	spec := api.JobSpec{Select: args.Select, Action: api.JobAction{Call: &api.JobCall{Tool: args.Tool, Arguments: args.Arguments}}}
+	sel, err := selectorOf(args.Select)
+	if err != nil {
+		return nil, err
+	}
+	spec := api.JobSpec{Select: sel.String(), Action: api.JobAction{Call: &api.JobCall{Tool: args.Tool, Arguments: args.Arguments}}}
 	if args.At != (api.Time{}) || args.Until != (api.Time{}) || args.Cron != "" || args.Timezone != "" {
 		spec.When = &api.JobWhen{At: args.At, Cron: args.Cron, Timezone: args.Timezone, Until: args.Until}
 	}
@@ -71,7 +79,7 @@ func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJ
 		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
 	}
 	var j api.Job
-	question, err := s.confirmJob(ctx, req, "create job", args.Arguments, func(token string) (err error) {
+	question, err := s.confirmJob(ctx, req, "", args.Arguments, func(token string) (err error) {
 		j, _, err = s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{Key: args.Key, Confirmation: token})
 		return err
 	}, func(shown string) (string, error) {
@@ -103,7 +111,7 @@ func parseLater(text string) (time.Duration, error) {
 func (s *Server) later(ctx context.Context, req *mcp.CallToolRequest, call devices.ToolCall, timeout, later time.Duration) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
 	var j api.Job
-	question, err := s.confirmJob(ctx, req, "create job", call.Arguments, func(token string) (err error) {
+	question, err := s.confirmJob(ctx, req, string(call.Device), call.Arguments, func(token string) (err error) {
 		call.Confirmation = token
 		j, _, err = s.opt.Jobs.Later(ctx, by, call, timeout, later, "")
 		return err
@@ -117,13 +125,14 @@ func (s *Server) later(ctx context.Context, req *mcp.CallToolRequest, call devic
 }
 
 // confirmJob creates a job that a person may have to confirm. If question is not nil, the host must
-// ask the person first; ask returns its text, given the arguments as they are shown.
-func (s *Server) confirmJob(ctx context.Context, req *mcp.CallToolRequest, action string, arguments json.RawMessage, create func(token string) error, ask func(shown string) (string, error)) (*mcp.CallToolResult, error) {
+// ask the person first; ask returns its text, given the arguments as they are shown. device is that of a call, which a person may have
+// chosen.
+func (s *Server) confirmJob(ctx context.Context, req *mcp.CallToolRequest, device string, arguments json.RawMessage, create func(token string) error, ask func(shown string) (string, error)) (*mcp.CallToolResult, error) {
 	token := ""
 	if answer, ok := req.Params.InputResponses[confirmKey]; ok {
-		token = req.Params.RequestState
+		token = tokenOf(req)
 		if yes, isAnswer := answer.(*mcp.ElicitResult); !isAnswer || yes.Action != "accept" {
-			return nil, s.opt.Jobs.Decline(ctx, requestInfoOf(ctx).by(), action, token)
+			return nil, s.opt.Jobs.Decline(ctx, requestInfoOf(ctx).by(), "create job", token)
 		}
 	}
 	err := create(token)
@@ -152,7 +161,7 @@ func (s *Server) confirmJob(ctx context.Context, req *mcp.CallToolRequest, actio
 	}
 	return &mcp.CallToolResult{
 		InputRequests: mcp.InputRequestMap{confirmKey: &mcp.ElicitParams{Mode: "form", Message: text, RequestedSchema: json.RawMessage(`{"type":"object","properties":{}}`)}},
-		RequestState:  e.Confirmation,
+		RequestState:  e.Confirmation + " " + device,
 	}, nil
 }
 
@@ -163,6 +172,9 @@ type getJobArgs struct {
 
 func (s *Server) getJob(ctx context.Context, _ *mcp.CallToolRequest, args getJobArgs) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
+	if args.Job == "" {
+		return s.openJobs(ctx, by)
+	}
 	j, err := s.opt.Jobs.Get(ctx, by, args.Job)
 	if err != nil {
 		return nil, err
@@ -183,6 +195,39 @@ func (s *Server) getJob(ctx context.Context, _ *mcp.CallToolRequest, args getJob
 	}
 }
 
+// openJobs lists the open jobs that the caller has created.
+func (s *Server) openJobs(ctx context.Context, by access.Principal) (*mcp.CallToolResult, error) {
+	answer := struct {
+		Jobs []jobInfo `json:"jobs"`
+		More bool      `json:"more,omitempty"`
+	}{Jobs: []jobInfo{}}
+	for q := (manager.Query{Open: true, Own: true, Limit: maxOpenJobs}); ; {
+		page, err := s.opt.Jobs.List(ctx, by, q)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			answer.Jobs = append(answer.Jobs, newJobInfo(&page.Items[i], nil))
+		}
+		q.Cursor, q.Limit = page.NextCursor, maxOpenJobs-len(answer.Jobs)
+		if answer.More = q.Cursor != ""; !answer.More || q.Limit <= 0 {
+			return structured(answer), nil
+		}
+	}
+}
+
+type cancelJobArgs struct {
+	Job string `json:"job"`
+}
+
+func (s *Server) cancelJob(ctx context.Context, _ *mcp.CallToolRequest, args cancelJobArgs) (*mcp.CallToolResult, error) {
+	j, err := s.opt.Jobs.Do(ctx, requestInfoOf(ctx).by(), args.Job, "cancel", manager.VerbOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return structured(newJobInfo(&j, nil)), nil
+}
+
 // jobInfo is a job as models see it.
 type jobInfo struct {
 	Job    string           `json:"job"`
@@ -190,6 +235,7 @@ type jobInfo struct {
 	Reason string           `json:"reason,omitempty"`
 	Select string           `json:"select,omitempty"`
 	Tool   string           `json:"tool,omitempty"`
+	Text   string           `json:"text,omitempty"` // of a message
 	Counts map[string]int64 `json:"counts"`
 	NextAt string           `json:"next_at,omitempty"`
 	Cron   string           `json:"cron,omitempty"`
@@ -202,7 +248,8 @@ type taskInfo struct {
 	Device  string `json:"device"`
 	Outcome string `json:"outcome,omitempty"`
 	Code    string `json:"code,omitempty"`
-	Text    string `json:"text,omitempty"`
+	Text    string `json:"said_by_device,omitempty"`
+	Detail  string `json:"detail,omitempty"`
 }
 
 func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
@@ -213,6 +260,10 @@ func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
 	if c := j.Spec.Action.Call; c != nil {
 		out.Tool = cleantext.Short(c.Tool, maxTitle)
 	}
+	if m := j.Spec.Action.Message; len(m) > 0 {
+		text, _ := jsonspan.String(jsonspan.Member(m, "message"))
+		out.Text = cleantext.Short(text, maxTitle)
+	}
 	c := &j.Counts
 	for name, n := range map[string]int64{"total": c.Total, "waiting": c.Waiting, "running": c.Running, "ok": c.OK, "failed": c.Failed, "unknown": c.Unknown, "refused": c.Refused,
 		"expired": c.Expired, "cancelled": c.Cancelled, "already": c.Already, "superseded": c.Superseded, "gone": c.Gone} {
@@ -222,11 +273,7 @@ func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
 	}
 	for i := range tasks {
 		t := &tasks[i]
-		text := t.Result
-		if text == "" {
-			text = t.Detail
-		}
-		out.Tasks = append(out.Tasks, taskInfo{Device: t.Device, Outcome: t.Outcome, Code: t.Code, Text: cleantext.Short(text, maxTaskResult)})
+		out.Tasks = append(out.Tasks, taskInfo{Device: t.Device, Outcome: t.Outcome, Code: t.Code, Text: cleantext.Short(t.Result, maxTaskResult), Detail: cleantext.Short(t.Detail, maxTaskResult)})
 	}
 	return out
 }

@@ -26,6 +26,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/audit"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -89,6 +90,7 @@ type Options struct {
 	Work      *connlimit.Work
 	Events    Events
 	Photos    Photos
+	Audit     audit.Archive
 	Jobs      Jobs
 	Explainer Explainer
 	// Hosts are names of the API besides IP addresses and localhost. Origins are web
@@ -112,7 +114,8 @@ type Server struct {
 	fleet         endpoint
 	device        endpoint
 	sessions      *sessions
-	index         *indexCache
+	index         *lru[devices.Hash, *toolIndex]
+	history       *history
 	wordIndex     *wordIndex
 	watch         *watch
 	subscriptions *subscriptions
@@ -136,7 +139,7 @@ type endpoint struct {
 
 // New returns a running server; Close ends it.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), subscriptions: newSubscriptions(), sseStreams: sseStreams{byID: map[string]*sseStream{}}, policyChanged: make(chan struct{}, 1)}
+	s := &Server{opt: opt, log: opt.Log, index: newLRU[devices.Hash, *toolIndex](maxIndexes), history: newHistory(), subscriptions: newSubscriptions(), sseStreams: sseStreams{byID: map[string]*sseStream{}}, policyChanged: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.notifier = newNotifier(s.ctx)
 	s.wordIndex = newWordIndex(s)

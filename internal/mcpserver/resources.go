@@ -3,8 +3,10 @@ package mcpserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,8 @@ import (
 	"fleetd/internal/cleantext"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
+	"fleetd/internal/finder"
+	"fleetd/internal/jsonspan"
 )
 
 // Resources.
@@ -208,8 +212,7 @@ func (s *Server) readPhoto(ctx context.Context, v *requestInfo, uri, id string) 
 type status struct {
 	Device string          `json:"device"`
 	State  devices.State   `json:"state"`
-	Status json.RawMessage `json:"status,omitempty"` // as the device reported it
-	Text   string          `json:"text,omitempty"`   // if that was not JSON
+	Said   json.RawMessage `json:"said_by_device,omitempty"` // a string, if that was not JSON
 }
 
 func (s *Server) status(ctx context.Context, by access.Principal, d devices.View) (*status, error) {
@@ -223,39 +226,108 @@ func (s *Server) status(ctx context.Context, by access.Principal, d devices.View
 		switch {
 		case !ok:
 		case !result.IsError && json.Valid([]byte(text.Text)):
-			out.Status = appendClean(nil, []byte(text.Text), 0)
+			out.Said = appendClean(nil, []byte(text.Text), 0)
 		default:
-			out.Text = text.Text
+			out.Said = jsonspan.AppendString(nil, text.Text)
 		}
 	}
 	return out, nil
 }
 
-// complete completes device ids in resources and prompts.
+// complete completes the ids of devices in resources; and in prompts their names, labels for a selection, and tools.
 func (s *Server) complete(ctx context.Context, req *mcp.CompleteRequest) (*mcp.CompleteResult, error) {
-	result := &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{Values: []string{}}}
-	if req.Params.Argument.Name != "device" {
-		return result, nil
-	}
-	v := requestInfoOf(ctx)
-	prefix := strings.ToLower(req.Params.Argument.Value)
-	if v.device != "" {
-		if strings.HasPrefix(string(v.device), prefix) {
-			result.Completion.Values = append(result.Completion.Values, string(v.device))
-		}
-		return result, nil
-	}
+	v, value := requestInfoOf(ctx), req.Params.Argument.Value
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	found, next, err := s.find(ctx, v.by(), devices.ListQuery{Text: prefix, Limit: maxComplete}, fewPages)
+	var values []string
+	var more bool
+	var err error
+	switch inPrompt := req.Params.Ref != nil && req.Params.Ref.Type == "ref/prompt"; req.Params.Argument.Name {
+	case "device":
+		values, more, err = s.completeDevice(ctx, v, value, inPrompt)
+	case "select":
+		values, err = s.completeLabel(ctx, v.by(), value)
+	case "tool":
+		device := string(v.device)
+		if c := req.Params.Context; c != nil && c.Arguments["device"] != "" {
+			device = c.Arguments["device"]
+		}
+		values, err = s.completeTool(ctx, v, device, value)
+	}
 	if err != nil {
 		return nil, s.protocolError(ctx, err)
 	}
+	result := &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{Values: []string{}, HasMore: more || len(values) > maxComplete}}
+	result.Completion.Values = append(result.Completion.Values, values[:min(len(values), maxComplete)]...)
+	return result, nil
+}
+
+func (s *Server) completeDevice(ctx context.Context, v *requestInfo, value string, names bool) (values []string, more bool, err error) {
+	prefix := strings.ToLower(value)
+	if v.device != "" {
+		if strings.HasPrefix(string(v.device), prefix) {
+			values = append(values, string(v.device))
+		}
+		return values, false, nil
+	}
+	found, next, err := s.find(ctx, v.by(), devices.ListQuery{Text: prefix, Limit: maxComplete}, fewPages)
 	for _, d := range found {
-		if strings.HasPrefix(string(d.Device.ID), prefix) {
-			result.Completion.Values = append(result.Completion.Values, string(d.Device.ID))
+		name := cleantext.Short(d.Device.Name, maxTitle)
+		switch {
+		case names && name != "":
+			values = append(values, name)
+		case strings.HasPrefix(string(d.Device.ID), prefix):
+			values = append(values, string(d.Device.ID))
 		}
 	}
-	result.Completion.HasMore = next != ""
-	return result, nil
+	return values, next != "", err
+}
+
+// completeLabel completes the last term of a selection as key=value.
+func (s *Server) completeLabel(ctx context.Context, by access.Principal, value string) (values []string, err error) {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
+		return nil, err
+	}
+	index, err := s.wordIndex.keeper.Index(ctx)
+	if errors.Is(err, finder.ErrTooMany) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	before, prefix := "", value
+	if at := strings.LastIndexByte(value, ','); at >= 0 {
+		before, prefix = value[:at+1], strings.TrimSpace(value[at+1:])
+	}
+	labels, _ := index.Labels(visibleTo(by), maxKeys, maxComplete)
+	for _, l := range labels {
+		for _, of := range l.Values {
+			if term := l.Key + "=" + of; strings.HasPrefix(term, prefix) {
+				values = append(values, before+term)
+			}
+		}
+	}
+	return values, nil
+}
+
+// completeTool completes the tools of a device, or of all.
+func (s *Server) completeTool(ctx context.Context, v *requestInfo, device, prefix string) (values []string, err error) {
+	if device == "" {
+		matches, err := s.opt.Service.SearchTools(ctx, v.by(), prefix, maxComplete, 1)
+		for _, m := range matches {
+			values = append(values, cleantext.Short(m.Tool.Name, maxTitle))
+		}
+		slices.Sort(values)
+		return slices.Compact(values), err
+	}
+	view, err := s.namedView(ctx, v.by(), device)
+	if err != nil || !v.covers(view.device.Device.ID) {
+		return nil, err
+	}
+	for _, t := range view.tools {
+		if name := infoOf(t.indexedTool).Name; strings.Contains(name, prefix) {
+			values = append(values, name)
+		}
+	}
+	return values, nil
 }

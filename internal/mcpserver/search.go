@@ -2,11 +2,15 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
 	"fleetd/internal/cleantext"
@@ -24,6 +28,7 @@ const (
 	maxKeys      = 12   // labels in an empty result
 	maxValues    = 8    // of each
 	maxListed    = 5    // devices listed in an error
+	maxChoices   = 20   // devices of which a person may choose one
 )
 
 // wordIndex is the search index of all devices.
@@ -123,12 +128,13 @@ func (s *Server) views(ctx context.Context, ids []string, sel selector.Selector)
 type searchResult struct {
 	finder.Result
 	devices []devices.View // a page
+	matches map[string]*finder.Match
 	next    string
 }
 
-// search finds the devices that match all words of a text and the selector, among
+// search finds the devices that match the words of a query and the selector best, among
 // those that the caller may see. place is that at which the page before ended; empty: the first page.
-func (s *Server) search(ctx context.Context, by access.Principal, text string, sel selector.Selector, place string, limit int) (f searchResult, err error) {
+func (s *Server) search(ctx context.Context, by access.Principal, args *findArgs, sel selector.Selector, place string, limit int) (f searchResult, err error) {
 	from := 0
 	if place != "" {
 		if from, err = strconv.Atoi(place); err != nil {
@@ -147,7 +153,7 @@ func (s *Server) search(ctx context.Context, by access.Principal, text string, s
 		return f, err
 	}
 	guard := s.opt.Service.Guard()
-	search := finder.Search{Text: text, See: visibleTo(by), May: func(t *finder.Tool) bool {
+	search := finder.Search{Text: args.Query, Do: args.Do, See: visibleTo(by), May: func(t *finder.Tool) bool {
 		return guard.MayAllow(access.Query{By: by, Tool: t.Name, UserOnly: t.UserOnly})
 	}}
 	if !sel.IsZero() {
@@ -167,12 +173,14 @@ func (s *Server) search(ctx context.Context, by access.Principal, text string, s
 	if f.Result, err = index.Find(ctx, search); err != nil {
 		return f, err
 	}
+	f.matches = map[string]*finder.Match{}
 	at := from
 	for end := from + maxPageReads; at < len(f.Found) && at < end && len(f.devices) < limit; {
 		page := f.Found[at:min(at+limit-len(f.devices), len(f.Found))]
 		ids := make([]string, len(page))
 		for i, d := range page {
 			ids[i] = d.ID
+			f.matches[d.ID] = &page[i]
 		}
 		views, err := s.views(ctx, ids, sel)
 		if err != nil {
@@ -195,7 +203,16 @@ func visibleTo(by access.Principal) func(*finder.Doc) bool {
 	return func(d *finder.Doc) bool { return by.Caller.Devices.MatchIdentity(d.ID, d.Labels) }
 }
 
-// deviceOf returns the device with an id, or with a name that no other device has.
+// severalError says that several devices fit where one is meant.
+type severalError struct {
+	err  *devices.Error // what hosts that cannot ask are told
+	docs []finder.Match
+}
+
+func (e *severalError) Error() string { return e.err.Error() }
+func (e *severalError) Unwrap() error { return e.err }
+
+// deviceOf returns the device with an id, or with a name that no other device has. The error is a *severalError if several fit.
 func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string) (devices.ID, error) {
 	if strings.TrimSpace(text) == "" {
 		return "", badArguments("device is missing: give the id or the name of a device; find_devices lists them")
@@ -215,21 +232,91 @@ func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string)
 		}
 		return id, nil
 	}
+	shown := cleantext.Short(text, maxTitle)
 	switch named := index.Named(text, visibleTo(by)); {
 	case len(named) == 1:
-		return devices.ID(named[0]), nil
+		return devices.ID(named[0].ID), nil
 	case len(named) > 1:
-		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which one is meant, and give its id", len(named), cleantext.Short(text, maxTitle), joinFirst(named, maxListed)))
-	case idErr != nil:
-		return "", badArguments(fmt.Sprintf("no device has the id or the name %q; find_devices finds devices by words", cleantext.Short(text, maxTitle)))
+		return "", &severalError{several(fmt.Sprintf("%d devices have the name %q", len(named), shown), named), named}
+	case idErr == nil:
+		return id, nil // it may wait for approval; the caller of deviceOf checks that it exists
 	}
-	return id, nil // it may wait for approval; the caller of deviceOf checks that it exists
+	detail := fmt.Sprintf("no device has the id or the name %q", shown)
+	if len(text) <= maxNameBytes {
+		like, err := index.Find(ctx, finder.Search{Text: text, See: visibleTo(by), May: func(*finder.Tool) bool { return false }})
+		if err == nil && len(like.Found) > 0 && len(like.Found[0].Missing) == 0 {
+			return "", &severalError{several(detail+", but these fit", like.Found), like.Found}
+		}
+	}
+	return "", badArguments(detail + "; find_devices finds devices by words")
 }
 
-// joinFirst joins at most the first entries of a list.
-func joinFirst(list []string, most int) string {
-	if len(list) > most {
-		return strings.Join(list[:most], ", ") + ", ..."
+// several is the error that lists devices of which one is meant.
+func several(what string, docs []finder.Match) *devices.Error {
+	var list []string
+	for _, d := range docs[:min(len(docs), maxListed)] {
+		list = append(list, cleantext.Short(d.Name, maxTitle)+" ("+d.ID+")")
 	}
-	return strings.Join(list, ", ")
+	if len(docs) > maxListed {
+		list = append(list, "...")
+	}
+	return devices.Errorf(devices.CodeInvalidArguments, "%s: %s; ask which one is meant, and give its id", what, strings.Join(list, ", "))
+}
+
+// selectorOf parses the select of a tool. Models write the id of a device as id, as answers do, and names without quotes.
+func selectorOf(text string) (selector.Selector, error) {
+	sel, err := selector.Parse(idTerm.ReplaceAllString(text, "${1}device$2"))
+	if err == nil {
+		return sel, nil
+	}
+	if quoted, second := selector.Parse(bareValue.ReplaceAllString(idTerm.ReplaceAllString(text, "${1}device$2"), `$1"$2"`)); second == nil {
+		return quoted, nil
+	}
+	return sel, badArguments(err.Error())
+}
+
+var (
+	idTerm    = regexp.MustCompile(`((?:^|,)\s*)id(\s*(?:!?=|\s(?:not )?in\b))`)
+	bareValue = regexp.MustCompile(`([=(,]\s*)([^\s"=(),]+(?: [^\s"=(),]+)+)`) // more than one word
+)
+
+// deviceKey is the key of the choice of a device in InputRequests.
+const deviceKey = "device"
+
+// chosen is deviceOf for a call: where several devices fit, the host asks the person. asked is its question, if not nil. The choice
+// is kept in the state of the request, since the call may have to be confirmed as well.
+func (s *Server) chosen(ctx context.Context, req *mcp.CallToolRequest, by access.Principal, text string) (id devices.ID, asked *mcp.CallToolResult, err error) {
+	id, err = s.deviceOf(ctx, by, text)
+	var fits *severalError
+	if !errors.As(err, &fits) {
+		return id, nil, err
+	}
+	choice := ""
+	if answer, ok := req.Params.InputResponses[deviceKey].(*mcp.ElicitResult); ok {
+		if answer.Action != "accept" {
+			return "", nil, badArguments("the person did not say which device is meant; nothing was called")
+		}
+		choice, _ = answer.Content[deviceKey].(string)
+	} else if _, kept, found := strings.Cut(req.Params.RequestState, " "); found {
+		choice = kept
+	}
+	for _, d := range fits.docs {
+		if d.ID == choice {
+			return devices.ID(choice), nil, nil
+		}
+	}
+	if choice != "" || len(fits.docs) > maxChoices || !canElicit(req.Session) {
+		return "", nil, fits
+	}
+	var enum, names []string
+	for _, d := range fits.docs {
+		enum, names = append(enum, d.ID), append(names, cleantext.Short(d.Name, maxTitle)+" ("+d.ID+")")
+	}
+	form, err := json.Marshal(map[string]any{"type": "object", "required": []string{deviceKey}, "properties": map[string]any{
+		deviceKey: map[string]any{"type": "string", "title": "Device", "enum": enum, "enumNames": names}}})
+	if err != nil {
+		return "", nil, fmt.Errorf("encode a form: %w", err)
+	}
+	return "", &mcp.CallToolResult{InputRequests: mcp.InputRequestMap{deviceKey: &mcp.ElicitParams{Mode: "form",
+		Message: "Which device is meant by " + cleantext.Short(text, maxTitle) + "?", RequestedSchema: json.RawMessage(form)}}}, nil
 }

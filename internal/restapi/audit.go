@@ -3,7 +3,6 @@ package restapi
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,11 +18,8 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Bounds of reading the record.
-const (
-	auditPage    = 8  // blocks of one look into the database
-	maxAuditScan = 64 // blocks of one request; what is not found in them needs another
-)
+// auditPage is how many blocks of the record an export reads at once.
+const auditPage = 8
 
 const pathAuditExport = "/v1/audit/export"
 
@@ -56,8 +52,8 @@ type listAuditInput struct {
 
 func (s *Server) auditRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/audit", about{id: "listAudit", scope: access.ScopeAdmin, tag: tagAudit,
-		summary: "List who did what", text: "What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/audit", about{id: "listAudit", scope: access.ScopeAudit, tag: tagAudit,
+		summary: "List who did what", text: "A key without the scope admin sees calls, messages and changes of devices, as far as its devices and tools go, and no addresses. What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
 			"groups, one comes before the other. One request looks at a bounded part of the record: a page may hold fewer entries than asked for, and none, while next_cursor leads on.",
 		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[api.List[api.AuditEntry]](s)), s.listAudit)
 	plain(s, withAnswer(s.operation(http.MethodGet, pathAuditExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
@@ -83,59 +79,43 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error
 	if err != nil {
 		return nil, err
 	}
-	f := auditFilter{in: in, within: within}
+	f := audit.Filter{Since: within.since, Until: within.until, Key: in.Key, Kind: in.Kind, Action: in.Action, Outcome: in.Outcome}
 	if in.Device != "" {
-		if f.device, err = parseDevice(in.Device); err != nil {
+		id, err := parseDevice(in.Device)
+		if err != nil {
 			return nil, err
 		}
+		f.Device = string(id)
 	}
+	by := caller(ctx)
+	all := by.Caller.Scopes.Has(access.ScopeAdmin)
 	out := []byte(`{"items":[`)
-	found, cursor := 0, ""
-	for scanned := 0; ; scanned += auditPage {
-		if scanned >= maxAuditScan {
-			cursor = p.cursor(auditPlace(place))
-			break
-		}
-		blocks, err := s.opt.Archive.AuditBlocks(ctx, audit.Query{Since: within.since, Until: within.until, Before: place, Limit: auditPage})
-		if err != nil {
-			return nil, s.problem(ctx, err)
-		}
-		for i := range blocks {
-			b := &blocks[i]
-			limit := int64(0)
-			if b.Run == place.Run && b.FirstSeq == place.FirstSeq {
-				limit = place.Seq
+	found := 0
+	next, more, err := audit.Walk(ctx, s.opt.Archive, &f, place, func(e *audit.Line, line []byte) audit.Visit {
+		if !all {
+			if s.opt.Service.PermitAudit(ctx, by, e) != nil {
+				return audit.Next
 			}
-			place = audit.Place{LastAt: b.LastAt, Run: b.Run, FirstSeq: b.FirstSeq}
-			for rest := bytes.TrimSuffix(b.Entries, []byte("\n")); len(rest) > 0; {
-				line := rest
-				if cut := bytes.LastIndexByte(rest, '\n'); cut >= 0 {
-					rest, line = rest[:cut], rest[cut+1:]
-				} else {
-					rest = nil
-				}
-				seq, ok := f.match(line)
-				if !ok || limit > 0 && seq >= limit {
-					continue
-				}
-				if found > 0 {
-					if len(out)+len(line)+len(b.Run)+len(b.Node) > pageBytes {
-						place.Seq = seq + 1 // the next page begins with this entry
-						return newRaw(endAudit(out, p.cursor(auditPlace(place)))), nil
-					}
-					out = append(out, ',')
-				}
-				out = appendAuditLine(out, b, line)
-				if found++; found == in.Limit {
-					place.Seq = seq
-					return newRaw(endAudit(out, p.cursor(auditPlace(place)))), nil
-				}
+			line = jsonspan.Without(line, "from") // the address of a person
+		}
+		if found > 0 {
+			if len(out)+len(line)+len(e.Run)+len(e.Node) > pageBytes {
+				return audit.StopHere
 			}
-			place.FirstSeq-- // after this block
+			out = append(out, ',')
 		}
-		if len(blocks) < auditPage {
-			break
+		out = appendAuditLine(out, e, line)
+		if found++; found == in.Limit {
+			return audit.Stop
 		}
+		return audit.Next
+	})
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	cursor := ""
+	if more {
+		cursor = p.cursor(auditPlace(next))
 	}
 	return newRaw(endAudit(out, cursor)), nil
 }
@@ -146,35 +126,10 @@ func endAudit(out []byte, cursor string) []byte {
 }
 
 // appendAuditLine appends an entry with the run that it belongs to.
-func appendAuditLine(dst []byte, b *audit.Block, line []byte) []byte {
-	dst = jsonspan.AppendString(append(dst, `{"run":`...), b.Run)
-	dst = jsonspan.AppendString(append(dst, `,"node":`...), b.Node)
+func appendAuditLine(dst []byte, e *audit.Line, line []byte) []byte {
+	dst = jsonspan.AppendString(append(dst, `{"run":`...), e.Run)
+	dst = jsonspan.AppendString(append(dst, `,"node":`...), e.Node)
 	return append(append(dst, ','), bytes.TrimPrefix(line, []byte("{"))...)
-}
-
-// auditFilter selects entries.
-type auditFilter struct {
-	in     *listAuditInput
-	within auditRange
-	device devices.ID
-}
-
-// match reports whether an entry is wanted. Most are not, so the text is looked
-// at before it is taken apart.
-func (f *auditFilter) match(line []byte) (seq int64, ok bool) {
-	for _, want := range [...]string{string(f.device), f.in.Key, f.in.Kind, f.in.Action, f.in.Outcome} {
-		if want != "" && !bytes.Contains(line, jsonspan.AppendString(nil, want)) {
-			return 0, false
-		}
-	}
-	var e audit.Line
-	if json.Unmarshal(line, &e) != nil {
-		return 0, false
-	}
-	ok = (f.device == "" || e.Device == string(f.device)) && (f.in.Key == "" || e.Key == f.in.Key || e.Name == f.in.Key) &&
-		(f.in.Kind == "" || string(e.Kind) == f.in.Kind) && (f.in.Action == "" || e.Action == f.in.Action) && (f.in.Outcome == "" || e.Outcome == f.in.Outcome) &&
-		(f.within.since.IsZero() || !e.At.Before(f.within.since)) && (f.within.until.IsZero() || !e.At.After(f.within.until))
-	return e.Seq, ok
 }
 
 // auditPlace writes a place; parseAuditPlace reads it.

@@ -112,6 +112,44 @@ type auditPageBody struct {
 	Next  string `json:"next_cursor"`
 }
 
+// A key with audit:read sees calls of others, as far as its devices and tools go, and no addresses.
+func TestAuditOfKeys(t *testing.T) {
+	f := newFleet(t)
+	for id, room := range map[devices.ID]string{"aa:bb:cc:dd:ee:01": "lab", "aa:bb:cc:dd:ee:00": "hall"} {
+		f.ports.Put(devices.Member{ID: id, Labels: map[string]string{"room": room}})
+	}
+	f.archive.fill(20, f.api.opt.Mint.AuditKey())
+	at := auditDay.Add(time.Hour)
+	f.archive.blocks = append(f.archive.blocks, audit.Block{Run: "r2", Node: "n-1", FirstSeq: 1, LastSeq: 4, FirstAt: at, LastAt: at, Entries: []byte(`{"seq":1,"at":"2026-03-01T01:00:00Z","kind":"policy","action":"change","outcome":"ok"}
+{"seq":2,"at":"2026-03-01T01:00:00Z","kind":"key","action":"create","outcome":"ok"}
+{"seq":3,"at":"2026-03-01T01:00:00Z","kind":"call","action":"self.reboot","device":"forgotten","key":"k1","outcome":"ok"}
+{"seq":4,"at":"2026-03-01T01:00:00Z","kind":"call","action":"t","device":"aa:bb:cc:dd:ee:01","key":"k1","from":"192.0.2.7","outcome":"ok"}
+`)})
+	read := func(token string) (list []audit.Line, body string) {
+		t.Helper()
+		r := f.do(t, "GET", "/v1/audit?limit=1000", "", "Authorization", "Bearer "+token)
+		var page auditPageBody
+		r.json(t, &page)
+		return page.Items, r.body
+	}
+	// security: H30
+	if list, body := read(f.key(t, "auditor", "devices:read audit:read", "room=lab", "t")); len(list) != 101-4 || strings.Contains(body, "ee:00") || strings.Contains(body, "192.0.2.7") || strings.Contains(body, "self.reboot") {
+		t.Errorf("%d entries: %.600s", len(list), body)
+	}
+	// security: H30
+	if list, body := read(f.key(t, "all", "audit:read", "")); len(list) != 202 || strings.Contains(body, `"kind":"key"`) || strings.Contains(body, `"kind":"policy"`) {
+		t.Errorf("%d entries: %.600s", len(list), body)
+	}
+	// security: H30
+	if r := f.do(t, "GET", "/v1/audit", "", "Authorization", "Bearer "+f.key(t, "reader", "devices:read events:read", "")); r.status != 403 {
+		t.Errorf("%+v", r)
+	}
+	// security: H30
+	if r := f.do(t, "GET", "/v1/audit/export", "", "Authorization", "Bearer "+f.key(t, "an exporter", "audit:read", "")); r.status != 403 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestAuditList(t *testing.T) {
 	f := newFleet(t)
 	f.archive.fill(200, f.api.opt.Mint.AuditKey())
@@ -134,7 +172,7 @@ func TestAuditList(t *testing.T) {
 			var page auditPageBody
 			f.archive.asked = 0
 			f.do(t, "GET", fmt.Sprintf("/v1/audit?limit=%d&cursor=%s%s", tc.limit, cursor, tc.query), "").json(t, &page)
-			if f.archive.asked > maxAuditScan/auditPage || len(page.Items) > tc.limit {
+			if f.archive.asked > audit.MaxWalked/audit.WalkPage || len(page.Items) > tc.limit {
 				t.Fatalf("%s: %d looks, %d items", tc.query, f.archive.asked, len(page.Items))
 			}
 			got = append(got, page.Items...)

@@ -143,7 +143,7 @@ func TestJobRoutes(t *testing.T) {
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"stages":[{"ok":"5%"},{"ok":3}]}`, 201, "create admin room=lab key= confirmation="},
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"stages":[{"ok":true}]}`, 400, ""},
 		{"POST", "/v1/jobs", strings.TrimSuffix(body, "}") + `,"nonsense":1}`, 400, ""},
-		{"GET", "/v1/jobs?state=paused&device=x&limit=5", "", 200, "list {State:paused Action: Device:x Group: Cursor: Limit:5}"},
+		{"GET", "/v1/jobs?state=paused&device=x&limit=5", "", 200, "list {State:paused Action: Device:x Group: Cursor: Open:false Own:false Limit:5}"},
 		{"GET", "/v1/jobs?state=lost", "", 400, ""},
 		{"GET", "/v1/jobs/" + fakeJobID, "", 200, "get " + fakeJobID},
 		{"PATCH", "/v1/jobs/" + fakeJobID, `{"note":"x"}`, 200, "edit " + fakeJobID + " x"},

@@ -35,19 +35,13 @@ func parseDevice(text string) (devices.ID, error) {
 	return id, nil
 }
 
-// parseMoment reads a time: RFC 3339, or a duration before now, such as 1h or 7d. name is the parameter. Empty text is the zero
-// time.
+// parseMoment is timespan.Moment for a parameter.
 func parseMoment(name, text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
+	at, err := timespan.Moment(name, text, now)
+	if err != nil {
+		return at, badRequest(err.Error())
 	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at, nil
-	}
-	if d, err := timespan.Parse(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	return time.Time{}, badRequest(name + " must be a time such as 2026-03-01T12:00:00Z, or a duration before now such as 1h or 7d")
+	return at, nil
 }
 
 // parseTimeout reads a Go duration; absent text means the given default.

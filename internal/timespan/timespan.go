@@ -53,3 +53,18 @@ func Format(d time.Duration) string {
 	}
 	return strconv.FormatInt(int64(days), 10) + "d" + text
 }
+
+// Moment parses a time: RFC 3339, or a duration before now, such as 1h or 7d. Empty text is the zero time. name is that of the
+// parameter, for the error.
+func Moment(name, text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	if d, err := Parse(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	return time.Time{}, fmt.Errorf("%s must be a time such as 2026-03-01T12:00:00Z, or a duration before now such as 1h or 7d", name)
+}

@@ -4,23 +4,26 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
-	"strings"
 
 	"fleetd/internal/jsonspan"
 )
 
-// Search returns at most limit tools of lists, best first, that may permits and that have all
-// words, in lower case, in their name or description. It keeps only these in memory.
-func Search(lists map[*Catalog]struct{}, words [][]byte, limit int, may func(*Tool) bool) []*Tool {
+// Search returns at most limit tools of lists, best first, that may permits and that have one of the
+// words, in lower case, in their name or description. rank says how well a tool with a name and a description fits; 0: not at
+// all. Search keeps only these in memory.
+func Search(lists map[*Catalog]struct{}, words [][]byte, rank func(name, description string) int, limit int, may func(*Tool) bool) []*Tool {
 	var found []match
 	for cat := range lists {
 		for i := range cat.Tools {
 			t := &cat.Tools[i]
-			rank := t.rank(words)
-			if rank == 0 || cat.Tool(t.Name) != t || !may(t) {
+			if !t.hasOne(words) || cat.Tool(t.Name) != t || !may(t) {
 				continue
 			}
-			m := match{t, rank}
+			description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
+			m := match{t, rank(t.Name, description)}
+			if m.rank == 0 {
+				continue
+			}
 			at, same := slices.BinarySearchFunc(found, m, match.compare)
 			if same || at == limit {
 				continue
@@ -31,6 +34,7 @@ func Search(lists map[*Catalog]struct{}, words [][]byte, limit int, may func(*To
 			found = slices.Insert(found, at, m)
 		}
 	}
+	found = slices.DeleteFunc(found, func(m match) bool { return 4*m.rank < found[0].rank }) // what fits far worse
 	tools := make([]*Tool, len(found))
 	for i := range found {
 		tools[i] = found[i].tool
@@ -49,33 +53,10 @@ func (m match) compare(o match) int {
 	return cmp.Or(cmp.Compare(o.rank, m.rank), cmp.Compare(m.tool.Name, o.tool.Name), bytes.Compare(m.tool.Raw, o.tool.Raw))
 }
 
-// Ranks of matches.
-const (
-	rankDescription = 1 // a word is only in the description
-	rankName        = 2 // all words are in the name
-	rankLast        = 3 // the word is the last part of the name
-)
-
-// rank returns how well a tool matches; 0: not at all.
-func (t *Tool) rank(words [][]byte) int {
-	rank := rankName
-	var description []byte
-	for _, word := range words {
-		if containsFold(t.Name, word) {
-			continue
-		}
-		if rank == rankName {
-			description = jsonspan.Member(t.Raw, "description") // as sent; words contain nothing that JSON escapes
-		}
-		rank = rankDescription
-		if !containsFold(description, word) {
-			return 0
-		}
-	}
-	if last := t.Name[strings.LastIndexByte(t.Name, '.')+1:]; rank == rankName && len(words) == 1 && len(last) == len(words[0]) && containsFold(last, words[0]) {
-		return rankLast
-	}
-	return rank
+// hasOne reports whether a tool has one of the words; the others need not be ranked.
+func (t *Tool) hasOne(words [][]byte) bool {
+	description := jsonspan.Member(t.Raw, "description") // as sent; words contain nothing that JSON escapes
+	return slices.ContainsFunc(words, func(word []byte) bool { return containsFold(t.Name, word) || containsFold(description, word) })
 }
 
 // containsFold reports whether text contains word, which is in lower case, ignoring the case

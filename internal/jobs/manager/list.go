@@ -20,7 +20,8 @@ const (
 // Query selects jobs of a list; empty members select all.
 type Query struct {
 	State, Action, Device, Group, Cursor string
-	Limit                                int // 1 to 1000; 0: 100
+	Open, Own                            bool // only jobs that have not ended, or that the caller has created
+	Limit                                int  // 1 to 1000; 0: 100
 }
 
 // TaskQuery selects tasks of a job.
@@ -43,7 +44,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, ""); err != nil {
 		return out, asError(err)
 	}
-	f := jobs.Filter{State: jobs.State(q.State), Action: q.Action, Group: q.Group, After: q.Cursor, Limit: limitOf(q.Limit)}
+	f := jobs.Filter{State: jobs.State(q.State), Open: q.Open, Action: q.Action, Group: q.Group, After: q.Cursor, Limit: limitOf(q.Limit)}
 	if q.Device != "" {
 		id, err := devices.ParseID(q.Device)
 		if err != nil {
@@ -54,7 +55,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 		}
 		f.Device = id
 	}
-	if p.Caller.OwnJobsOnly() {
+	if q.Own || p.Caller.OwnJobsOnly() {
 		f.Owner = p.Key()
 	}
 	list, next, err := m.Store.Jobs(ctx, f)

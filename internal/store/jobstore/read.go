@@ -94,7 +94,7 @@ const maxFiltered = 20_000
 // Jobs implements jobs.Store.
 func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next string, err error) {
 	var c conditions
-	if f.State != "" && f.State.Open() {
+	if f.Open || f.State != "" && f.State.Open() {
 		c.text = append(c.text, "j.ended_at = 0") // those are found by an index
 	}
 	if f.State != "" {

@@ -105,7 +105,7 @@ export const codes = {
   },
   scope: {
     "devices:read": "see devices", "devices:write": "change, approve and revoke devices", "photos:read": "see photos", "tools:call": "call tools", "tools:call:user": "call all tools, user-only ones as well", "events:read": "follow events", "jobs:read": "see jobs",
-    jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add, delete and roll out firmware images", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
+    jobs: "create and change jobs", webhooks: "create webhooks", "firmware:read": "see firmware images", firmware: "add, delete and roll out firmware images", "audit:read": "see what other keys did", audio: "take part in conversations", broker: "check logins for a broker", admin: "everything",
   },
   action: { allow: "allowed", confirm: "asks a person", deny: "denied" },
   imageCause: { job: "by a job", rolled_back: "the device went back", foreign: "not by fleetd" },

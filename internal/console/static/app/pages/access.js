@@ -9,7 +9,7 @@ import { Ask, Command, Copyable, Dialog, Grid, Loaded, Outcome, Page, Pager, Pro
 import { line, Said } from "../untrusted.js";
 import { limits, Policy } from "./policy.js";
 
-const SCOPES = ["devices:read", "devices:write", "photos:read", "tools:call", "tools:call:user", "events:read", "jobs:read", "jobs", "webhooks", "firmware:read", "firmware", "audio", "broker", "admin"];
+const SCOPES = ["devices:read", "devices:write", "photos:read", "tools:call", "tools:call:user", "events:read", "jobs:read", "jobs", "webhooks", "firmware:read", "firmware", "audit:read", "audio", "broker", "admin"];
 const ENDS = ["1d", "7d", "30d", "90d", "365d"];
 
 export function Access({ tab, query }) {
