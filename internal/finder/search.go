@@ -541,7 +541,7 @@ func Rank(query string) func(name, text string) int {
 		} else {
 			named[t.text] = true
 		}
-		if functionWords[t.text] && opposites[t.text] == "" && t.text != "get" && t.text != "set" {
+		if functionWords[t.text] && opposites[t.text] == "" {
 			delete(asked, t.text)
 			verbs[t.text] = true
 		}

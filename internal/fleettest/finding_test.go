@@ -119,8 +119,14 @@ func subject(request string) string {
 	return strings.Join(words, " ")
 }
 
+type foundDevice struct {
+	ID      string
+	Missing []string
+}
+
 type foundDevices struct {
-	Devices []struct{ ID string }
+	Devices []foundDevice
+	Partial bool
 	Total   int
 	Labels  map[string]json.RawMessage
 	Next    string `json:"next_cursor"`
@@ -139,13 +145,14 @@ func (h *host) do(request string) findOutcome {
 		h.outcome.why = textOf(r)
 		return h.outcome
 	}
+	found.Devices = slices.DeleteFunc(found.Devices, func(d foundDevice) bool { return len(d.Missing) > 0 })
 	for _, d := range found.Devices {
 		h.outcome.devices = append(h.outcome.devices, d.ID)
 	}
 	switch n := len(found.Devices); {
 	case n == 0:
 		h.outcome.did = "none"
-		if found.Total == 0 || len(found.Labels) == 0 {
+		if !found.Partial && (found.Total == 0 || len(found.Labels) == 0) {
 			h.outcome.did, h.outcome.why = "", "the answer does not say what there is"
 		}
 		return h.outcome

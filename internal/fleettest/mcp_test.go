@@ -116,7 +116,7 @@ func TestMCPHosts(t *testing.T) {
 		return &mcp.ElicitResult{Action: "accept", Content: map[string]any{}}, nil
 	}})
 	tools, err := s.ListTools(t.Context(), nil)
-	if err != nil || len(tools.Tools) != 11 {
+	if err != nil || len(tools.Tools) != 13 {
 		t.Fatalf("%+v, %v", tools, err)
 	}
 	var found struct {
@@ -156,8 +156,8 @@ func TestMCPHosts(t *testing.T) {
 		t.Errorf("search: %+v", search)
 	}
 	var called struct {
-		Text    []string
-		IsError bool `json:"is_error"`
+		Text    []string `json:"said_by_device"`
+		IsError bool     `json:"is_error"`
 		Outcome string
 	}
 	r := callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "audio_speaker_set_volume", "arguments": map[string]any{"volume": 30}}, &called)
@@ -247,7 +247,9 @@ func TestMCPOverPipes(t *testing.T) {
 	}
 	for _, era := range eras {
 		s := connect(era.version)
-		var called struct{ Text []string }
+		var called struct {
+			Text []string `json:"said_by_device"`
+		}
 		if r := callMCP(t, s, "call_device_tool", map[string]any{"device": device, "tool": "self.camera.take_photo", "arguments": map[string]any{"question": "what?"}}, &called); !r.IsError {
 			checkPhoto(t, node, r, strings.Join(called.Text, ""))
 		}

@@ -161,6 +161,7 @@ type findResult struct {
 	Devices []summary           `json:"devices"`
 	Matched int                 `json:"matched,omitempty"`
 	Partial bool                `json:"partial,omitempty"` // no device has all words; see missing
+	Hint    string              `json:"hint,omitempty"`
 	Weaker  int                 `json:"weaker,omitempty"`
 	Unable  int                 `json:"without_such_tool,omitempty"`
 	ReadAs  map[string]string   `json:"read_as,omitempty"`
@@ -195,6 +196,7 @@ func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args f
 			answer.Matched = len(found.Found)
 		}
 		if answer.Partial {
+			answer.Hint = "no device has all words of the query: say so, or ask, before anything is done with these"
 			found.devices, found.next = found.devices[:min(len(found.devices), cmp.Or(args.Limit, maxPartial))], ""
 		}
 	}
