@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -27,6 +28,7 @@ const (
 	maxPhoto     = 4 << 20         // bytes, the limit of photo uploads
 	clockSlack   = 5 * time.Second // tolerated clock difference between this node and the one that received the photo
 	maxPhotoText = 16 << 10        // bytes of a result that may name a photo
+	maxAnswer    = 16 << 10        // bytes of one text of a result
 	maxShownArgs = 2000            // bytes of the arguments in a confirmation request
 )
 
@@ -239,7 +241,7 @@ func contentOf(item []byte) mcp.Content {
 	}
 	switch member("type") {
 	case "text":
-		return &mcp.TextContent{Text: cleantext.Lines(member("text"))}
+		return &mcp.TextContent{Text: shorten(cleantext.Lines(member("text")))}
 	case "image":
 		if data, err := base64.StdEncoding.DecodeString(member("data")); err == nil && len(data) > 0 {
 			return &mcp.ImageContent{Data: data, MIMEType: mediaType(member("mimeType"), data)}
@@ -249,7 +251,19 @@ func contentOf(item []byte) mcp.Content {
 			return &mcp.AudioContent{Data: data, MIMEType: mediaType(member("mimeType"), data)}
 		}
 	}
-	return &mcp.TextContent{Text: string(appendClean(nil, item, 0))}
+	return &mcp.TextContent{Text: shorten(string(appendClean(nil, item, 0)))}
+}
+
+// shorten cuts a text of a device that would fill the context of a model, and says so.
+func shorten(text string) string {
+	if len(text) <= maxAnswer {
+		return text
+	}
+	cut := maxAnswer
+	for cut > 0 && !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+	return fmt.Sprintf("%s [fleetd left out %d bytes]", text[:cut], len(text)-cut)
 }
 
 // mediaTypePattern matches the media types of images and sounds.
