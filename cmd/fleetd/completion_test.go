@@ -54,8 +54,8 @@ func TestCompletionOfBash(t *testing.T) {
 		{"fleetd log-level w", []string{"warn"}, nil},
 		{"fleetd completion ", []string{"bash", "zsh", "fish"}, nil},
 		{"fleetd keys create --scope tools:call:", []string{"user"}, nil},
-		{"fleetd keys create --scope devices:read,a", []string{"read,audio", "read,admin"}, nil},
-		{"fleetd keys create --scope a", []string{"audio", "admin"}, nil},
+		{"fleetd keys create --scope devices:read,a", []string{"read,audio", "read,audit:read", "read,admin"}, nil},
+		{"fleetd keys create --scope a", []string{"audio", "audit:read", "admin"}, nil},
 		{"fleetd call d --", []string{"--yes", "--args", "--help"}, []string{"--watch"}},
 	} {
 		command := exec.CommandContext(t.Context(), "bash", "--norc", "-c", bashComplete, "bash", file)

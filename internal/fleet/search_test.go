@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/finder"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
@@ -62,7 +63,11 @@ func principal(t testing.TB, scopes, selected string, tools ...string) access.Pr
 // find searches for at most limit tools, with three devices each.
 func find(t testing.TB, s *fleet.Service, principal access.Principal, query string, limit int) []fleet.ToolMatch {
 	t.Helper()
-	found, err := s.SearchTools(t.Context(), principal, query, limit, 3)
+	q := fleet.ToolSearch{Rank: finder.Rank(query)}
+	for _, word := range finder.Words(query) {
+		q.Words = append(q.Words, []byte(word))
+	}
+	found, err := s.SearchTools(t.Context(), principal, q, limit, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

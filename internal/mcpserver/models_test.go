@@ -361,9 +361,6 @@ type modelFigures struct {
 
 // models are the two authors' policies; the second one's requests were read by nobody before the tools were built.
 func TestModels(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT RUN: short")
-	}
 	checkSums(t)
 	for name, policy := range map[string]func(m *modelFleet) func(r *second.Request) second.Said{
 		"first": func(m *modelFleet) func(r *second.Request) second.Said {

@@ -313,7 +313,7 @@ func (s *Server) completeLabel(ctx context.Context, by access.Principal, value s
 // completeTool completes the tools of a device, or of all.
 func (s *Server) completeTool(ctx context.Context, v *requestInfo, device, prefix string) (values []string, err error) {
 	if device == "" {
-		matches, err := s.opt.Service.SearchTools(ctx, v.by(), prefix, maxComplete, 1)
+		matches, err := s.opt.Service.SearchTools(ctx, v.by(), toolSearch(prefix), maxComplete, 1)
 		for _, m := range matches {
 			values = append(values, cleantext.Short(m.Tool.Name, maxTitle))
 		}

@@ -87,7 +87,7 @@ var claimMutants = []mutant{
 	{claim: "H5", pkg: "internal/mcpserver", test: "TestCleanSchema", breaks: "no schema that refers is shown",
 		in: "appendObject", old: `strings.HasPrefix(key, "$")`, new: `key == "$ref"`},
 	{claim: "H6", pkg: "internal/mcpserver", test: "TestDeviceTools", breaks: "tools for people are not shown to models",
-		in: "Server.viewOf", old: "decision.Action != access.Deny", new: "decision.Rule != access.RuleTools"},
+		in: "Server.viewOn", old: "decision.Action != access.Deny", new: "decision.Rule != access.RuleTools"},
 	{claim: "H7", pkg: "internal/mcpserver", test: "TestDisplayArguments", breaks: "an argument given twice is not asked",
 		in: "displayArguments", old: "&& countTokens(arguments) == countTokens([]byte(text))", new: ""},
 	{claim: "H8", pkg: "internal/mcpserver", test: "TestPhotos", breaks: "a picture is of the device that was called",
