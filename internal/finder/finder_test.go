@@ -157,6 +157,18 @@ func TestFindMore(t *testing.T) {
 	if !slices.Equal(r.Unknown, []string{"Wohnzimmer", "Großmutter"}) || ids(r) != "g1" || !slices.Equal(r.Found[0].Missing, r.Unknown) {
 		t.Errorf("%+v", r)
 	}
+	x.SetList("desk", []Tool{{Name: "self.desk_light.turn_on"}})
+	x.Put(Doc{ID: "o1", Name: "Office desk", List: "desk"})
+	if r := find(x, Search{Text: "Küche", Do: "turn on the desk light", See: all, May: every}); ids(r) != "g1" || r.Unable != 1 {
+		t.Errorf("a tool of another room counts: %+v", r)
+	}
+	x.Put(Doc{ID: "e1", Name: "Dock 01"})
+	if r := find(x, Search{Text: "dock 1", See: all, May: every}); len(r.Found) != 1 || !r.Found[0].Exact {
+		t.Errorf("%+v", r)
+	}
+	if r := find(x, Search{Text: "panel volume", See: all, May: every}); r.Weaker != 0 {
+		t.Errorf("%+v", r)
+	}
 	if r := find(x, Search{Text: "which devices are there", See: all, May: every}); !r.Blank {
 		t.Errorf("%+v", r)
 	}

@@ -68,12 +68,12 @@ type search struct {
 	ctx    context.Context
 	result Result
 	terms  []term
-	seen   []bool   // by slot: whether the caller may see the device
-	stamp  []uint32 // the term that was counted last
-	have   []uint64 // required terms that the device has, by their bits
-	cost   []uint16 // how far off it has them
-	extra  []uint16 // soft terms that it has
-	named  string   // the terms, as a folded name
+	seen   []bool         // by slot: whether the caller may see the device
+	stamp  []uint32       // the term that was counted last
+	have   []uint64       // required terms that the device has, by their bits
+	cost   []uint16       // how far off it has them
+	extra  []uint16       // soft terms that it has
+	exact  map[int32]bool // devices that are named exactly like that
 }
 
 // Find returns the devices that have all words of a search, or else the most of them. It fails with the error of the
@@ -412,8 +412,13 @@ func (s *search) collect() {
 	for _, t := range s.terms {
 		named = append(named, foldName(t.raw))
 	}
-	s.named = strings.Join(named, " ")
-	able := s.able()
+	s.exact = map[int32]bool{}
+	for _, name := range []string{strings.Join(named, " "), foldName(s.Text)} {
+		for _, at := range s.names[name] {
+			s.exact[at] = true
+		}
+	}
+	var able map[*list]bool
 	each := func(f func(at int, fit fit)) {
 		for at := range s.slots {
 			doc := s.slots[at].doc
@@ -427,6 +432,9 @@ func (s *search) collect() {
 			f(at, one)
 		}
 	}
+	if s.Do != "" {
+		able = s.able(each)
+	}
 	best := fit{missing: maxTerms + 1}
 	each(func(_ int, one fit) {
 		if one.compare(best) < 0 {
@@ -439,7 +447,7 @@ func (s *search) collect() {
 			s.found(at)
 		case one.missing == best.missing && one.unable > best.unable:
 			s.result.Unable++
-		case one.missing == 0:
+		case one.missing == 0 && one.cost > best.cost && one.soft <= best.soft && len(s.result.Unknown) == 0:
 			s.result.Weaker++
 		}
 	})
@@ -488,27 +496,33 @@ func (s *search) found(at int) {
 		}
 	}
 	m.Missing = append(m.Missing, s.result.Unknown...)
-	if len(m.Missing) == 0 && len(m.Name) <= len(s.Text) {
-		name := foldName(m.Name)
-		m.Exact = name == s.named || name == foldName(s.Text)
-	}
+	m.Exact = len(m.Missing) == 0 && s.exact[int32(at)]
 	s.result.Found = append(s.result.Found, m)
 }
 
-// able returns the lists with a tool for what is to be done: half as good as the best one, or better. It is nil if there is none.
-func (s *search) able() map[*list]bool {
-	if s.Do == "" {
+// maxAble is how many tools are ranked for one search; where the devices that fit have more, none is preferred.
+const maxAble = 2000
+
+// able returns the lists with a tool for what is to be done: half as good as the best one that devices have which lack the fewest words,
+// or better. It is nil if there is none.
+func (s *search) able(each func(func(at int, fit fit))) map[*list]bool {
+	least, n := maxTerms+1, 0
+	lists := map[*list]bool{}
+	each(func(at int, one fit) {
+		if one.missing < least {
+			least, n = one.missing, 0
+			clear(lists)
+		}
+		if l := s.lists[s.slots[at].doc.List]; one.missing == least && l != nil && !lists[l] {
+			lists[l], n = true, n+len(l.tools)
+		}
+	})
+	if n > maxAble {
 		return nil
 	}
 	rank, best := Rank(s.Do), 0
 	fits := map[*list]int{}
-	for _, l := range s.lists {
-		if s.ctx.Err() != nil {
-			return nil
-		}
-		if !slices.ContainsFunc(l.slots, s.sees) {
-			continue
-		}
+	for l := range lists {
 		for i := range l.tools {
 			if t := &l.tools[i]; s.May(t) {
 				fits[l] = max(fits[l], rank(t.Name, t.Description))
@@ -519,11 +533,10 @@ func (s *search) able() map[*list]bool {
 	if best == 0 {
 		return nil
 	}
-	able := map[*list]bool{}
-	for l, n := range fits {
-		able[l] = 2*n >= best
+	for l := range lists {
+		lists[l] = 2*fits[l] >= best
 	}
-	return able
+	return lists
 }
 
 // Rank returns how well a text with a name fits the words of a query; 0: not at all.
@@ -531,7 +544,10 @@ func (s *search) able() map[*list]bool {
 func Rank(query string) func(name, text string) int {
 	const inName, nearName, inText = 4, 3, 1
 	asked := map[string]bool{}
-	addWords(asked, query, 2, 2)
+	addWords(asked, query, 1, 2)
+	for char := range functionChars {
+		delete(asked, char)
+	}
 	list, _ := tokens(query)
 	named := map[string]bool{}
 	verbs := map[string]bool{}
@@ -548,8 +564,8 @@ func Rank(query string) func(name, text string) int {
 	}
 	return func(name, text string) (fit int) {
 		ofName, ofText := map[string]bool{}, map[string]bool{}
-		addWords(ofName, strings.TrimPrefix(name, "self."), 2, 2)
-		addWords(ofText, text, 2, 2)
+		addWords(ofName, strings.TrimPrefix(name, "self."), 1, 2)
+		addWords(ofText, text, 1, 2)
 		for word := range asked {
 			switch {
 			case ofName[word]:

@@ -1,8 +1,6 @@
 package finder
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -110,13 +108,6 @@ func tokens(text string) (list []token, joined []string) {
 		}
 	}
 	return list, joined
-}
-
-// Words returns the words of a text as they are compared: folded, in the singular, runs of Chinese in pairs.
-func Words(text string) []string {
-	set := map[string]bool{}
-	addWords(set, text, 2, 2)
-	return slices.Sorted(maps.Keys(set))
 }
 
 func isOrdinalEnd(text string) bool {

@@ -55,25 +55,33 @@ func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e
 	return nil
 }
 
-// PermitAudit returns an error if the caller may not see an entry of the audit. A key with the scope audit:read sees calls, messages
-// and changes of devices, as far as its devices and tools go; administrators see everything.
-func (s *Service) PermitAudit(ctx context.Context, principal access.Principal, e *audit.Line) error {
+// AuditPermit returns a function that reports whether the caller may see an entry of the audit. A key with the scope audit:read sees
+// calls, messages and changes of devices, as far as its devices and tools go; administrators see everything. The function fails if
+// the labels of a device cannot be read. It judges each device once, and is for one goroutine.
+func (s *Service) AuditPermit(ctx context.Context, principal access.Principal) func(e *audit.Line) (bool, error) {
 	who := principal.Caller
-	if who != nil && who.Scopes.Has(access.ScopeAdmin) {
-		return nil
+	if who == nil || who.Scopes.Has(access.ScopeAdmin) {
+		return func(*audit.Line) (bool, error) { return who != nil, nil }
 	}
-	refusal := &access.Refusal{Rule: access.RuleDevices, Detail: "the key does not see this entry"}
-	switch {
-	case who == nil:
-		return dispatch.RefusalError(refusal)
-	case e.Kind == audit.KindCall && !access.MatchAny(who.Tools, e.Action):
-		return dispatch.RefusalError(refusal)
-	case e.Kind != audit.KindCall && e.Kind != audit.KindMessage && e.Kind != audit.KindDevice:
-		return dispatch.RefusalError(refusal)
-	case e.Device == "" && !who.Devices.IsZero():
-		return dispatch.RefusalError(refusal)
+	judged := map[string]bool{}
+	return func(e *audit.Line) (bool, error) {
+		switch {
+		case e.Kind != audit.KindCall && e.Kind != audit.KindMessage && e.Kind != audit.KindDevice:
+			return false, nil
+		case e.Kind == audit.KindCall && !access.MatchAny(who.Tools, e.Action), e.Device == "" && !who.Devices.IsZero():
+			return false, nil
+		}
+		may, known := judged[e.Device]
+		if !known {
+			err := s.Permit(ctx, principal, access.ScopeAudit, devices.ID(e.Device))
+			if code := devices.CodeOf(err); err != nil && code != devices.CodeForbidden && code != devices.CodeUnauthorized && code != devices.CodeDeviceUnknown {
+				return false, err
+			}
+			may = err == nil
+			judged[e.Device] = may
+		}
+		return may, nil
 	}
-	return s.Permit(ctx, principal, access.ScopeAudit, devices.ID(e.Device))
 }
 
 // NewKeyParams are the properties of a new API key.

@@ -18,20 +18,13 @@ type ToolMatch struct {
 	Devices []devices.ID // some of them
 }
 
-// ToolSearch says which tools are looked for: those with one of the words, in lower case, in their name or description, ordered by how well
-// Rank finds that these fit; 0: not at all.
-type ToolSearch struct {
-	Words [][]byte
-	Rank  func(name, description string) int
-}
-
-// SearchTools finds tools among those that the caller's key and the rules allow. It returns at
+// SearchTools finds tools that fit, as rank has it (0: not at all), among those that the caller's key and the rules allow. It returns at
 // most limit tools, best first, each with up to examples devices.
 //
 // Devices with the same firmware share a list: the distinct lists are searched, and the
 // database counts the devices of each.
-func (s *Service) SearchTools(ctx context.Context, principal access.Principal, q ToolSearch, limit, examples int) ([]ToolMatch, error) {
-	if principal.Caller == nil || len(q.Words) == 0 || limit < 1 {
+func (s *Service) SearchTools(ctx context.Context, principal access.Principal, rank func(name, description string) int, limit, examples int) ([]ToolMatch, error) {
+	if principal.Caller == nil || limit < 1 {
 		return nil, nil
 	}
 	// Lists that none of the caller's devices has must not use up the limit.
@@ -50,7 +43,7 @@ func (s *Service) SearchTools(ctx context.Context, principal access.Principal, q
 	}
 	guard := s.Guard()
 	found := make([]ToolMatch, 0, limit)
-	for _, tool := range catalog.Search(lists, q.Words, q.Rank, limit, func(t *catalog.Tool) bool {
+	for _, tool := range catalog.Search(lists, rank, limit, func(t *catalog.Tool) bool {
 		return guard.MayAllow(access.Query{By: principal, Tool: t.Name, UserOnly: t.UserOnly})
 	}) {
 		found = append(found, ToolMatch{Tool: tool})

@@ -106,16 +106,19 @@ func (s *Server) run(ctx context.Context, by access.Principal, c devices.ToolCal
 	begun := time.Now()
 	result, err := s.opt.Service.CallTool(ctx, c)
 	if err != nil {
+		if e := devices.AsError(err); e.Sent { // it may have had its effect
+			s.history.called(&c, e.Call, nil)
+		}
 		return result, nil, err
 	}
 	content := contents(result.Content)
 	var texts []string
 	for _, item := range content {
-		if text, ok := item.(*mcp.TextContent); ok {
+		if text, ok := item.(*mcp.TextContent); ok && !result.IsError {
 			texts = append(texts, text.Text)
 		}
 	}
-	s.history.answered(&c, &result, texts)
+	s.history.called(&c, result.Call, texts)
 	return result, s.photos(ctx, c.Device, begun, content), nil
 }
 

@@ -52,6 +52,9 @@ var hiddenMembers = []string{"device", "node", "session", "epoch", "seq", "time"
 // newEventInfo returns an event as models see it.
 func newEventInfo(e devices.StreamEvent) eventInfo {
 	h := eventInfo{Type: e.Kind, Device: e.Device}
+	text, _ := jsonspan.String(jsonspan.Member(e.Data, "time"))
+	h.Time = cleantext.Short(text, maxTitle)
+	h.at, _ = time.Parse(time.RFC3339, text)
 	if len(e.Data) > maxEventRaw {
 		return h
 	}
@@ -59,11 +62,6 @@ func newEventInfo(e devices.StreamEvent) eventInfo {
 	walk := jsonspan.Object(e.Data)
 	for walk.Next() {
 		key := string(walk.Key())
-		if key == "time" {
-			text, _ := jsonspan.String(walk.Value())
-			h.Time = cleantext.Short(text, maxTitle)
-			h.at, _ = time.Parse(time.RFC3339, text)
-		}
 		if slices.Contains(hiddenMembers, key) {
 			continue
 		}
@@ -99,6 +97,11 @@ func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args 
 			return nil, err
 		}
 	}
+	var answer struct {
+		Events []eventInfo `json:"events"`
+		Back   string      `json:"calls_looked_back_to,omitempty"` // older calls were not looked for
+		Hint   string      `json:"hint,omitempty"`
+	}
 	events := []eventInfo{}
 	if q.Kind = devices.EventKind(args.Type); q.Kind != eventCall {
 		if err := q.Check(); err != nil {
@@ -112,16 +115,20 @@ func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args 
 		if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
 			return nil, err
 		}
-		calls, err := s.calls(ctx, by, q.Device, since, until, args.Everyone, limit)
-		if err != nil {
+		calls, back, err := s.calls(ctx, by, q.Device, since, until, args.Everyone, limit)
+		switch {
+		case err != nil && q.Kind == eventCall:
 			return nil, err
+		case err != nil: // the events are known
+			answer.Hint = "calls are left out: " + devices.AsError(err).Detail
+		case !back.IsZero():
+			answer.Back = back.UTC().Format(time.RFC3339)
 		}
 		events = append(events, calls...)
 		slices.SortStableFunc(events, func(a, b eventInfo) int { return a.at.Compare(b.at) })
 	}
-	return structured(struct {
-		Events []eventInfo `json:"events"`
-	}{events[max(0, len(events)-limit):]}), nil
+	answer.Events = events[max(0, len(events)-limit):]
+	return structured(answer), nil
 }
 
 // events returns the last events of a time that a caller may see. A zero time is no bound.
@@ -144,7 +151,11 @@ func (s *Server) events(ctx context.Context, by access.Principal, q devices.Even
 	}
 	out := []eventInfo{}
 	for _, e := range recent {
-		out = append(out, newEventInfo(e))
+		info := newEventInfo(e)
+		if n := len(out); info.at.IsZero() && n > 0 {
+			info.at = out[n-1].at
+		}
+		out = append(out, info)
 	}
 	return out, nil
 }

@@ -19,7 +19,6 @@ import (
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/finder"
-	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
 
@@ -374,14 +373,6 @@ type searchArgs struct {
 	Limit int    `json:"limit"`
 }
 
-func toolSearch(query string) fleet.ToolSearch {
-	q := fleet.ToolSearch{Rank: finder.Rank(query)}
-	for _, word := range finder.Words(query) {
-		q.Words = append(q.Words, []byte(word))
-	}
-	return q
-}
-
 // foundTool is a tool definition that one or more devices have.
 type foundTool struct {
 	toolInfo
@@ -397,7 +388,7 @@ func (s *Server) searchTools(ctx context.Context, _ *mcp.CallToolRequest, args s
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return nil, err
 	}
-	matches, err := s.opt.Service.SearchTools(ctx, by, toolSearch(args.Query), cmp.Or(args.Limit, 10), maxExamples)
+	matches, err := s.opt.Service.SearchTools(ctx, by, finder.Rank(args.Query), cmp.Or(args.Limit, 10), maxExamples)
 	if err != nil {
 		return nil, err
 	}

@@ -38,6 +38,60 @@ func idsIn(a findResult) (ids []string) {
 	return ids
 }
 
+// A selection that models write is read as it is meant, or refused.
+func TestSelectorOf(t *testing.T) {
+	for text, want := range map[string]string{
+		"room=lab":                             "room=lab",
+		"id=aa:bb:cc:dd:ee:01":                 "device=aa:bb:cc:dd:ee:01",
+		"id in (a, b), state=online":           "device in (a,b),state=online",
+		`name="a, id=5"`:                       `name="a, id=5"`,
+		"room=living room, floor in (1,2)":     `floor in (1,2),room="living room"`,
+		`room=living room, name="x, y"`:        `room="living room",name="x, y"`,
+		"name in (Hall lamp, Kitchen lamp, x)": `name in ("Hall lamp","Kitchen lamp",x)`,
+		"room!=lab or hall":                    "",
+		"room!=lab !retired":                   "",
+		"room not in (lab hall)":               "",
+		"room=lab and floor=2":                 "",
+		"room=lab or hall":                     "",
+		"room=lab !retired":                    "",
+		`name="open`:                           "",
+		"name in (Hall lamp":                   "",
+	} {
+		sel, err := selectorOf(text)
+		if got := sel.String(); (err != nil) != (want == "") || err == nil && got != want {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+}
+
+// Questions without a word that says anything list all devices, page by page; a word that could be an id is looked up like others.
+func TestFindWithoutWords(t *testing.T) {
+	f := newFleet(t)
+	for i := range 3 {
+		f.name(t, devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", i)), fmt.Sprintf("Lamp %d", i), nil)
+	}
+	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
+	seen := map[string]bool{}
+	for args := (map[string]any{"query": "all devices", "limit": 1}); ; {
+		a := finds(t, s, args)
+		for _, id := range idsIn(a) {
+			seen[id] = true
+		}
+		if args["cursor"] = a.Next; a.Next == "" || len(seen) > 3 {
+			break
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("%v", seen)
+	}
+	if r := call(t, s, "describe_device", map[string]any{"device": "lamp"}); !r.IsError || !strings.Contains(textOf(r), "but these fit: Lamp 0 (") {
+		t.Errorf("%s", textOf(r))
+	}
+	if a := finds(t, s, map[string]any{"query": "offline lamps", "limit": 2}); len(a.Devices) != 2 || a.ReadAs["offline"] != "state=offline" || a.Next == "" {
+		t.Errorf("%+v", a)
+	}
+}
+
 // The next search reflects changes by operators and by devices.
 func TestFindAfterChanges(t *testing.T) {
 	f := newFleet(t)

@@ -1,11 +1,15 @@
 package mcpserver
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"fleetd/internal/audit"
 	"fleetd/internal/devicetest"
 )
 
@@ -77,20 +81,85 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-func TestBestValue(t *testing.T) {
-	list := appendValues(nil, nil, []byte(`{"screen":{"brightness":10,"theme":"dark"},"lamp":{"brightness":70},"list":[1],"api_token":"x","deep":{"a":{"b":{"c":{"d":1}}}}}`), time.Now())
-	if len(list) != 3 {
+func TestValueOf(t *testing.T) {
+	now := time.Now()
+	list := appendValues(nil, "self.get_device_status", nil, []byte(`{"screen":{"brightness":10,"theme":"dark"},"lamp":{"brightness":70},"list":[1],"state":"ok","api_token":"x","deep":{"a":{"b":{"c":{"d":1}}}}}`), now)
+	list = appendValues(list, "self.fan.get_state", nil, []byte(`{"speed":3}`), now)
+	if len(list) != 5 {
 		t.Errorf("%+v", list)
 	}
 	for _, c := range []struct{ name, tool, want string }{
 		{"brightness", "self.screen.set_brightness", "10"}, {"brightness", "self.lamp.set_brightness", "70"}, {"theme", "self.screen.set_theme", `"dark"`}, {"volume", "x", ""},
+		{"brightness", "self.led.set_brightness", ""}, // of another thing
+		{"speed", "self.fan.set_speed", "3"}, {"speed", "self.car.set_speed", ""}, {"state", "self.door.set_state", ""},
 	} {
 		got := ""
-		if at := bestValue(list, c.name, c.tool); at >= 0 {
+		if at := valueOf(list, c.name, c.tool); at >= 0 {
 			got = string(list[at].value)
 		}
 		if got != c.want {
 			t.Errorf("%s of %s: %s", c.name, c.tool, got)
+		}
+	}
+}
+
+// An application sees its own calls, not those of the key that allowed it.
+func TestHistoryOfAGrant(t *testing.T) {
+	f := newGrantedFleet(t)
+	f.connect(t, lamp, speaker(`{"audio_speaker":{"volume":35}}`))
+	_, mine := f.key(t, "devices:read tools:call events:read", "", time.Hour)
+	granted := f.allow(t, mine, "devices:read events:read tools:call", PathMCP)
+	set := map[string]any{"device": string(lamp), "tool": "self.audio_speaker.set_volume", "arguments": map[string]any{"volume": 80}}
+	s, app := f.host(t, PathMCP, "2025-11-25", mine, nil), f.host(t, PathMCP, "2025-11-25", granted, nil)
+	call(t, s, "get_device_status", map[string]any{"device": string(lamp)})
+	call(t, s, "call_device_tool", set)
+	// security: H30
+	if text := textOf(call(t, app, "list_recent_events", map[string]any{"type": "call"})); text != `{"events":[]}` {
+		t.Errorf("%s", text)
+	}
+	call(t, app, "call_device_tool", set)
+	// security: H30
+	if text := textOf(call(t, app, "list_recent_events", map[string]any{"type": "call"})); strings.Count(text, `"type":"call"`) != 1 || strings.Contains(text, `"before"`) {
+		t.Errorf("%s", text)
+	}
+	if text := textOf(call(t, s, "list_recent_events", map[string]any{"type": "call"})); strings.Count(text, `"type":"call"`) != 2 {
+		t.Errorf("%s", text)
+	}
+}
+
+// oldAudit has a call of the administrator, and many blocks of others after it.
+type oldAudit struct{ blocks int64 }
+
+func (a oldAudit) AuditBlocks(_ context.Context, q audit.Query) (blocks []audit.Block, err error) {
+	if a.blocks == 0 {
+		return nil, errors.New("the database is away")
+	}
+	for n := a.blocks; n > 0 && len(blocks) < q.Limit; n-- {
+		key := "other"
+		if n == 1 {
+			key = "admin"
+		}
+		if q.Before.Run == "" || n <= q.Before.FirstSeq {
+			blocks = append(blocks, audit.Block{Run: "r", FirstSeq: n, LastAt: time.Unix(n, 0), Entries: fmt.Appendf(nil, `{"seq":%d,"at":"2026-03-01T00:00:00Z","kind":"call","action":"t","key":"%s","outcome":"ok"}`+"\n", n, key)})
+		}
+	}
+	return blocks, nil
+}
+
+// A call is found behind many of others; where the audit is too long, the answer says how far it was read, and where it cannot be read,
+// the events are there all the same.
+func TestHistoryIsLong(t *testing.T) {
+	for _, c := range []struct {
+		blocks     int64
+		kind, want string
+	}{{400, "call", `"tool":"t"`}, {5000, "call", `"calls_looked_back_to":"1970`}, {0, "call", `"code":`}, {0, "", `"hint":"calls are left out`}} {
+		f := newFleet(t, func(o *Options) { o.Audit = oldAudit{c.blocks} })
+		args := map[string]any{}
+		if c.kind != "" {
+			args["type"] = c.kind
+		}
+		if text := textOf(call(t, f.host(t, PathMCP, "2025-11-25", admin, nil), "list_recent_events", args)); !strings.Contains(text, c.want) {
+			t.Errorf("%d blocks, %q: %s", c.blocks, c.kind, text)
 		}
 	}
 }

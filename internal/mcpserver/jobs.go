@@ -78,13 +78,14 @@ func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJ
 	if s.opt.Draining() {
 		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
 	}
+	s.progress(req, 1)(ctx, 0, "the devices of the job are counted")
 	var j api.Job
 	question, err := s.confirmJob(ctx, req, "", args.Arguments, func(token string) (err error) {
 		j, _, err = s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{Key: args.Key, Confirmation: token})
 		return err
 	}, func(shown string) (string, error) {
 		plan, err := s.opt.Jobs.Plan(ctx, by, spec)
-		return fmt.Sprintf("Run %s%s on the devices %s (now %d)?", cleantext.Short(args.Tool, maxTitle), shown, cleantext.Short(args.Select, maxTitle), plan.Devices), err
+		return fmt.Sprintf("Run %s%s on the devices %s (now %d)?", cleantext.Short(args.Tool, maxTitle), shown, cleantext.Short(spec.Select, maxTitle), plan.Devices), err
 	})
 	switch {
 	case err != nil:

@@ -10,7 +10,6 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/api"
-	"fleetd/internal/cleantext"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs/manager"
@@ -49,7 +48,7 @@ func (s *Server) sendMessage(ctx context.Context, req *mcp.CallToolRequest, args
 		return nil, fmt.Errorf("encode a message: %w", err)
 	}
 	if later > 0 {
-		return s.messageJob(ctx, req, &args, body, later)
+		return s.messageJob(ctx, &args, body, later)
 	}
 	ids, left, err := s.targets(ctx, by, args.Devices, args.Select)
 	if err != nil {
@@ -91,7 +90,7 @@ func (s *Server) sendMessage(ctx context.Context, req *mcp.CallToolRequest, args
 }
 
 // messageJob sends a message to devices as they are connected, within a time.
-func (s *Server) messageJob(ctx context.Context, req *mcp.CallToolRequest, args *messageArgs, body []byte, later time.Duration) (*mcp.CallToolResult, error) {
+func (s *Server) messageJob(ctx context.Context, args *messageArgs, body []byte, later time.Duration) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
 	sel, err := selectorOf(args.Select)
 	if err != nil {
@@ -105,16 +104,9 @@ func (s *Server) messageJob(ctx context.Context, req *mcp.CallToolRequest, args 
 		}
 		spec.Devices = append(spec.Devices, string(id))
 	}
-	var j api.Job
-	question, err := s.confirmJob(ctx, req, "", nil, func(token string) (err error) {
-		j, _, err = s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{Confirmation: token})
-		return err
-	}, func(string) (string, error) {
-		plan, err := s.opt.Jobs.Plan(ctx, by, spec)
-		return fmt.Sprintf("Send the message %q to %d devices?", cleantext.Short(args.Text, maxTitle), plan.Devices), err
-	})
-	if err != nil || question != nil {
-		return question, err
+	j, _, err := s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{})
+	if err != nil {
+		return nil, err
 	}
 	return structured(newJobInfo(&j, nil)), nil
 }

@@ -246,7 +246,9 @@ func (s *Server) complete(ctx context.Context, req *mcp.CompleteRequest) (*mcp.C
 	case "device":
 		values, more, err = s.completeDevice(ctx, v, value, inPrompt)
 	case "select":
-		values, err = s.completeLabel(ctx, v.by(), value)
+		if v.device == "" {
+			values, err = s.completeLabel(ctx, v.by(), value)
+		}
 	case "tool":
 		device := string(v.device)
 		if c := req.Params.Context; c != nil && c.Arguments["device"] != "" {
@@ -313,7 +315,7 @@ func (s *Server) completeLabel(ctx context.Context, by access.Principal, value s
 // completeTool completes the tools of a device, or of all.
 func (s *Server) completeTool(ctx context.Context, v *requestInfo, device, prefix string) (values []string, err error) {
 	if device == "" {
-		matches, err := s.opt.Service.SearchTools(ctx, v.by(), toolSearch(prefix), maxComplete, 1)
+		matches, err := s.opt.Service.SearchTools(ctx, v.by(), func(name, _ string) int { return strings.Count(name, prefix) }, maxComplete, 1)
 		for _, m := range matches {
 			values = append(values, cleantext.Short(m.Tool.Name, maxTitle))
 		}

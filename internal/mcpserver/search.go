@@ -23,12 +23,12 @@ import (
 
 // Limits of a search.
 const (
-	maxSelected  = 1000 // devices up to which a selector is applied before the search; of more, it is applied to the matches
-	maxPageReads = 1000 // devices that are read for one page
-	maxKeys      = 12   // labels in an empty result
-	maxValues    = 8    // of each
-	maxListed    = 5    // devices listed in an error
-	maxChoices   = 20   // devices of which a person may choose one
+	maxSelected  = 10_000 // devices up to which a selector is applied before the search; of more, it is applied to the matches
+	maxPageReads = 1000   // devices that are read for one page
+	maxKeys      = 12     // labels in an empty result
+	maxValues    = 8      // of each
+	maxListed    = 5      // devices listed in an error
+	maxChoices   = 20     // devices of which a person may choose one
 )
 
 // wordIndex is the search index of all devices.
@@ -135,12 +135,6 @@ type searchResult struct {
 // search finds the devices that match the words of a query and the selector best, among
 // those that the caller may see. place is that at which the page before ended; empty: the first page.
 func (s *Server) search(ctx context.Context, by access.Principal, args *findArgs, sel selector.Selector, place string, limit int) (f searchResult, err error) {
-	from := 0
-	if place != "" {
-		if from, err = strconv.Atoi(place); err != nil {
-			return f, badArguments(devices.ErrCursor.Error())
-		}
-	}
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return f, err
 	}
@@ -157,21 +151,29 @@ func (s *Server) search(ctx context.Context, by access.Principal, args *findArgs
 		return guard.MayAllow(access.Query{By: by, Tool: t.Name, UserOnly: t.UserOnly})
 	}}
 	if !sel.IsZero() {
-		q := devices.ListQuery{Select: selector.And(by.Caller.Devices, sel), Limit: maxSelected, Members: by.Caller.NeedsLabels()}
-		selected, next, err := s.opt.Service.List(ctx, q)
-		if err != nil {
-			return f, err
-		}
-		if next == "" {
-			ids := make(map[string]bool, len(selected))
+		ids := map[string]bool{}
+		q := devices.ListQuery{Select: selector.And(by.Caller.Devices, sel), Limit: maxPageReads, Members: by.Caller.NeedsLabels()}
+		for more := true; more && len(ids) < maxSelected; more = q.After != "" {
+			var selected []devices.View
+			if selected, q.After, err = s.opt.Service.List(ctx, q); err != nil {
+				return f, err
+			}
 			for i := range selected {
 				ids[string(selected[i].Device.ID)] = true
 			}
+		}
+		if q.After == "" {
 			search.Keep = func(d *finder.Doc) bool { return ids[d.ID] }
 		}
 	}
-	if f.Result, err = index.Find(ctx, search); err != nil {
+	if f.Result, err = index.Find(ctx, search); err != nil || f.Blank {
 		return f, err
+	}
+	from := 0
+	if place != "" {
+		if from, err = strconv.Atoi(place); err != nil {
+			return f, badArguments(devices.ErrCursor.Error())
+		}
 	}
 	f.matches = map[string]*finder.Match{}
 	at := from
@@ -238,8 +240,11 @@ func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string)
 		return devices.ID(named[0].ID), nil
 	case len(named) > 1:
 		return "", &severalError{several(fmt.Sprintf("%d devices have the name %q", len(named), shown), named), named}
-	case idErr == nil:
-		return id, nil // it may wait for approval; the caller of deviceOf checks that it exists
+	}
+	if idErr == nil {
+		if _, err := s.opt.Service.Get(ctx, id); err == nil { // it waits for approval
+			return id, nil
+		}
 	}
 	detail := fmt.Sprintf("no device has the id or the name %q", shown)
 	if len(text) <= maxNameBytes {
@@ -247,6 +252,9 @@ func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string)
 		if err == nil && len(like.Found) > 0 && len(like.Found[0].Missing) == 0 {
 			return "", &severalError{several(detail+", but these fit", like.Found), like.Found}
 		}
+	}
+	if idErr == nil {
+		return id, nil // the caller of deviceOf says that it is not known
 	}
 	return "", badArguments(detail + "; find_devices finds devices by words")
 }
@@ -263,22 +271,70 @@ func several(what string, docs []finder.Match) *devices.Error {
 	return devices.Errorf(devices.CodeInvalidArguments, "%s: %s; ask which one is meant, and give its id", what, strings.Join(list, ", "))
 }
 
-// selectorOf parses the select of a tool. Models write the id of a device as id, as answers do, and names without quotes.
+// selectorOf parses the select of a tool. Models write the id of a device as id, as answers do, and names without quotes: where the text
+// is no selector, values of more than one word are read as if they were quoted, unless the words may be meant as more terms.
 func selectorOf(text string) (selector.Selector, error) {
-	sel, err := selector.Parse(idTerm.ReplaceAllString(text, "${1}device$2"))
+	terms := splitOutside(text)
+	for i := range terms {
+		terms[i] = idTerm.ReplaceAllString(terms[i], "device$1")
+	}
+	sel, err := selector.Parse(strings.Join(terms, ","))
 	if err == nil {
 		return sel, nil
 	}
-	if quoted, second := selector.Parse(bareValue.ReplaceAllString(idTerm.ReplaceAllString(text, "${1}device$2"), `$1"$2"`)); second == nil {
-		return quoted, nil
+	for i, term := range terms {
+		if m := bareValue.FindStringSubmatch(term); m != nil {
+			terms[i] = m[1] + quote(m[2])
+		} else if m := bareList.FindStringSubmatch(term); m != nil {
+			items := splitOutside(m[2])
+			for k := range items {
+				items[k] = quote(items[k])
+			}
+			terms[i] = m[1] + strings.Join(items, ",") + ")"
+		}
+	}
+	if sel, second := selector.Parse(strings.Join(terms, ",")); second == nil {
+		return sel, nil
 	}
 	return sel, badArguments(err.Error())
 }
 
 var (
-	idTerm    = regexp.MustCompile(`((?:^|,)\s*)id(\s*(?:!?=|\s(?:not )?in\b))`)
-	bareValue = regexp.MustCompile(`([=(,]\s*)([^\s"=(),]+(?: [^\s"=(),]+)+)`) // more than one word
+	idTerm    = regexp.MustCompile(`^\s*id(\s*!?=|\s+(?:not\s+)?in\b)`)
+	bareValue = regexp.MustCompile(`^([^"=!<>()]+=\s*)([^"=()]+)$`)
+	bareList  = regexp.MustCompile(`^([^"=!<>() ]+\s+in\s*\()(.*)\)\s*$`)
+	severalIn = regexp.MustCompile(`(?i)!|\b(?:and|or|not|in)\b`)
 )
+
+// quote writes a value of several words in quotes.
+func quote(value string) string {
+	value = strings.TrimSpace(value)
+	if !strings.Contains(value, " ") || strings.ContainsRune(value, '"') || severalIn.MatchString(value) {
+		return value
+	}
+	return `"` + value + `"`
+}
+
+// splitOutside splits a text at commas outside quotes and brackets.
+func splitOutside(text string) (parts []string) {
+	from, depth, quoted := 0, 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '(':
+			depth++
+		case c == ')':
+			depth--
+		case c == ',' && depth == 0:
+			parts, from = append(parts, text[from:i]), i+1
+		}
+	}
+	return append(parts, text[from:])
+}
 
 // deviceKey is the key of the choice of a device in InputRequests.
 const deviceKey = "device"

@@ -15,12 +15,21 @@ import (
 
 // read runs a query and reads all its rows.
 func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	return readBy(ctx, s, doing, func(context.Context) database.Queryer { return s.db.Read }, scan, text, args...)
+}
+
+// readOften is read for a query whose text is always the same, and which OTA checks make.
+func readOften[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	return readBy(ctx, s, doing, func(ctx context.Context) database.Queryer { return s.db.Kept(ctx, text) }, scan, text, args...)
+}
+
+func readBy[T any](ctx context.Context, s *Store, doing string, by func(context.Context) database.Queryer, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	list, err := database.Collect(ctx, s.db.Kept(ctx, text), scan, text, args...)
+	list, err := database.Collect(ctx, by(ctx), scan, text, args...)
 	if err != nil {
 		return nil, s.host.UseError(ctx, doing, err)
 	}
@@ -252,7 +261,7 @@ func (s *Store) Queue(ctx context.Context, id devices.ID) ([]jobs.Queued, error)
 
 // queue is Queue with a further condition on jobs j.
 func (s *Store) queue(ctx context.Context, id devices.ID, condition string) ([]jobs.Queued, error) {
-	list, err := read(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+`, EXISTS (SELECT 1 FROM firmware_devices f WHERE f.device = t.device AND f.unconfirmed_at > 0) FROM tasks t JOIN jobs j ON j.job = t.job
+	list, err := readOften(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+`, EXISTS (SELECT 1 FROM firmware_devices f WHERE f.device = t.device AND f.unconfirmed_at > 0) FROM tasks t JOIN jobs j ON j.job = t.job
  WHERE (t.device = $1 AND t.state = 'waiting' OR t.device = $1 AND t.state = 'running')`+condition, database.Clean(string(id)))
 	sortQueue(list)
 	return list, err

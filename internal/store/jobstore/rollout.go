@@ -188,7 +188,7 @@ func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map
 func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]jobs.Mark, error) {
 	out := map[devices.ID]jobs.Mark{}
 	condition, arg := database.IDSet(s.db.Postgres(), "device", "$1", ids)
-	_, err := read(ctx, s, "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := readOften(ctx, s, "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
 		var device devices.ID
 		var m jobs.Mark
 		var barred, unconfirmed int64
