@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/jobs/manager"
 	first "fleetd/internal/mcpserver/testdata/models/first"
 	second "fleetd/internal/mcpserver/testdata/models/second"
+	third "fleetd/internal/mcpserver/testdata/models/third"
 	"fleetd/internal/selector"
 )
 
@@ -369,6 +370,12 @@ func TestModels(t *testing.T) {
 				return second.Said{Devices: said.Devices, Text: said.Text}
 			}
 		},
+		"third": func(m *modelFleet) func(r *second.Request) second.Said {
+			return func(r *second.Request) second.Said {
+				said := third.Policy(m, third.Request{ID: r.ID, Language: r.Language, Text: r.Text, Kind: r.Kind, Who: r.Who, Do: r.Do, Values: r.Values})
+				return second.Said{Devices: said.Devices, Text: said.Text}
+			}
+		},
 		"second": func(m *modelFleet) func(r *second.Request) second.Said {
 			return func(r *second.Request) second.Said {
 				return second.Policy(m, second.Request{ID: r.ID, Language: r.Language, Text: r.Text, Kind: r.Kind, Who: r.Who, Do: r.Do, Values: r.Values})
@@ -417,4 +424,5 @@ func checkSums(t *testing.T) {
 var modelFloors = map[string]modelFigures{
 	"first":  {done: 38, wrong: 1, perDevice: 2.2}, // "cuisine" is a kitchen to this policy, and the fleet has several
 	"second": {done: 38, perDevice: 2.2},
+	"third":  {done: 36, perDevice: 2.4},
 }
