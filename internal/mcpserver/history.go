@@ -176,7 +176,8 @@ func (s *Server) calls(ctx context.Context, by access.Principal, device devices.
 		}
 		var failed error
 		place, more, err = audit.Walk(ctx, s.opt.Audit, &f, place, func(e *audit.Line, _ []byte) audit.Visit {
-			own, may := isOwn(by, e), false
+			// A call that was refused may name a device that is not for the caller.
+			own, may := isOwn(by, e) && e.Outcome != string(devices.CodeForbidden), false
 			if !own && everyone {
 				if may, failed = permit(e); failed != nil {
 					return audit.StopHere
