@@ -181,7 +181,7 @@ func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall
 		}
 		args.Arguments = nil
 	case s.opt.Draining():
-		return c, 0, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+		return c, 0, errStopping()
 	}
 	return devices.ToolCall{Tool: args.Tool, Arguments: args.Arguments}, time.Duration(seconds) * time.Second, ctx.Err()
 }
@@ -285,7 +285,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 		}
 	})
 	if ctx.Err() != nil {
-		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request", Sent: true, Outcome: devices.OutcomeUnknown}
+		return nil, errCancelled()
 	}
 	for _, r := range answer.Results {
 		if r.IsError {
@@ -363,17 +363,9 @@ func (s *Server) targets(ctx context.Context, by access.Principal, named []strin
 	if (len(named) > 0) == (strings.TrimSpace(text) != "") {
 		return nil, nil, badArguments("give either devices or select, not both")
 	}
-	for _, text := range named {
-		id, err := s.deviceOf(ctx, by, text)
-		if err != nil {
-			return nil, nil, err
-		}
-		if !slices.Contains(ids, id) {
-			ids = append(ids, id)
-		}
-	}
 	if text == "" {
-		return ids, nil, nil
+		ids, err = s.devicesOf(ctx, by, named)
+		return ids, nil, err
 	}
 	sel, err := selectorOf(text)
 	if err != nil {
@@ -398,6 +390,20 @@ func (s *Server) targets(ctx context.Context, by access.Principal, named []strin
 		left = append(left, leftOut{string(d.Device.ID), cleantext.Short(d.Device.Name, maxTitle), string(d.State)})
 	}
 	return ids, left, err
+}
+
+// devicesOf returns the devices with these ids or names, each once.
+func (s *Server) devicesOf(ctx context.Context, by access.Principal, named []string) (ids []devices.ID, err error) {
+	for _, text := range named {
+		id, err := s.deviceOf(ctx, by, text)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
 }
 
 // progress returns a function that reports progress to the host if the host asked for it.
@@ -467,7 +473,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 		case <-ctx.Done():
 			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request"}
 		case <-s.ctx.Done():
-			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+			return nil, errStopping()
 		case <-event:
 		case <-look.C:
 		case <-deadline.C:

@@ -49,12 +49,21 @@ var saidKinds = []devices.EventKind{devices.EventNotification, devices.EventPhot
 // hiddenMembers are members of events that are of no use to a model.
 var hiddenMembers = []string{"device", "node", "session", "epoch", "seq", "time", "client", "client_id", "owner"}
 
+// timeOf returns the time of an event as it is written, and read; zero if it cannot be read.
+func timeOf(event []byte) (text string, at time.Time) {
+	text, _ = jsonspan.String(jsonspan.Member(event, "time"))
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		at = time.Time{}
+	}
+	return text, at
+}
+
 // newEventInfo returns an event as models see it.
 func newEventInfo(e devices.StreamEvent) eventInfo {
 	h := eventInfo{Type: e.Kind, Device: e.Device}
-	text, _ := jsonspan.String(jsonspan.Member(e.Data, "time"))
-	h.Time = cleantext.Short(text, maxTitle)
-	h.at, _ = time.Parse(time.RFC3339, text)
+	text, at := timeOf(e.Data)
+	h.Time, h.at = cleantext.Short(text, maxTitle), at
 	if len(e.Data) > maxEventRaw {
 		return h
 	}
@@ -138,9 +147,8 @@ func (s *Server) events(ctx context.Context, by access.Principal, q devices.Even
 	}
 	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e *devices.StreamEvent) bool {
 		if !since.IsZero() || !until.IsZero() {
-			text, _ := jsonspan.String(jsonspan.Member(e.Data, "time"))
-			at, err := time.Parse(time.RFC3339, text)
-			if err != nil || at.Before(since) || !until.IsZero() && at.After(until) {
+			_, at := timeOf(e.Data)
+			if at.IsZero() || at.Before(since) || !until.IsZero() && at.After(until) {
 				return false
 			}
 		}

@@ -28,6 +28,15 @@ func badArguments(detail string) error {
 	return &devices.Error{Code: devices.CodeInvalidArguments, Detail: detail}
 }
 
+// errStopping refuses what a stopping node no longer begins, and errCancelled ends what had begun when the caller gave up.
+func errStopping() error {
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+}
+
+func errCancelled() error {
+	return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request", Sent: true, Outcome: devices.OutcomeUnknown}
+}
+
 // wrongArgument describes a decoding error in terms of JSON, not of Go.
 func wrongArgument(err error) string {
 	var wrong *json.UnmarshalTypeError
@@ -139,18 +148,18 @@ func (a *findArgs) selector() (sel selector.Selector, err error) {
 
 // readState takes a state out of the query, unless a filter has one, and returns the word.
 func (a *findArgs) readState() (word string) {
-	words := strings.Fields(a.Query)
-	at := slices.IndexFunc(words, func(w string) bool {
-		w = strings.ToLower(strings.Trim(w, ".,;:!?"))
-		return w == string(devices.StateOnline) || w == string(devices.StateOffline)
-	})
-	if at < 0 || a.State != "" {
+	if a.State != "" {
 		return ""
 	}
-	word = words[at]
-	a.State = strings.ToLower(strings.Trim(word, ".,;:!?"))
-	a.Query = strings.Join(slices.Delete(words, at, at+1), " ")
-	return word
+	words := strings.Fields(a.Query)
+	for i, word := range words {
+		state := strings.ToLower(strings.Trim(word, ".,;:!?"))
+		if state == string(devices.StateOnline) || state == string(devices.StateOffline) {
+			a.State, a.Query = state, strings.Join(slices.Delete(words, i, i+1), " ")
+			return word
+		}
+	}
+	return ""
 }
 
 // maxPartial is how many devices a result has that lack a word of the query, if no limit is asked for.
@@ -274,11 +283,12 @@ func (f *fitting) best(v *view) *toolInfo {
 	if fit == 0 {
 		return nil
 	}
-	info := toolInfo{Name: infoOf(best.indexedTool).Name, Confirm: best.confirm}
-	if schema := infoOf(best.indexedTool).InputSchema; len(schema) <= maxRepeated || !f.shown[best.sum] {
-		f.shown[best.sum] = true
-		info.InputSchema = schema
+	info := infoOf(best.indexedTool)
+	info.Description, info.Confirm = "", best.confirm
+	if len(info.InputSchema) > maxRepeated && f.shown[best.sum] {
+		info.InputSchema = nil
 	}
+	f.shown[best.sum] = true
 	return &info
 }
 

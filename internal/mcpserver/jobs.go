@@ -76,7 +76,7 @@ func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJ
 		return structured(newPlanInfo(&plan)), nil
 	}
 	if s.opt.Draining() {
-		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+		return nil, errStopping()
 	}
 	s.progress(req, 1)(ctx, 0, "the devices of the job are counted")
 	var j api.Job

@@ -41,7 +41,7 @@ func (s *Server) sendMessage(ctx context.Context, req *mcp.CallToolRequest, args
 		return nil, err
 	}
 	if s.opt.Draining() {
-		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+		return nil, errStopping()
 	}
 	body, err := json.Marshal(alert{"alert", cmp.Or(args.Title, "Message"), args.Text, "neutral"})
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Server) sendMessage(ctx context.Context, req *mcp.CallToolRequest, args
 		errs[i] = s.opt.Service.SendMessage(one, devices.Message{ID: s.opt.Service.NewCallID(), Device: ids[i], Body: body, Principal: by})
 	})
 	if ctx.Err() != nil {
-		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request", Sent: true, Outcome: devices.OutcomeUnknown}
+		return nil, errCancelled()
 	}
 	answer := struct {
 		Shown   []devices.ID `json:"shown_on"`
@@ -97,11 +97,11 @@ func (s *Server) messageJob(ctx context.Context, args *messageArgs, body []byte,
 		return nil, err
 	}
 	spec := api.JobSpec{Select: sel.String(), Action: api.JobAction{Message: body}, When: &api.JobWhen{Until: api.At(clock.Now().Add(later))}}
-	for _, text := range args.Devices {
-		id, err := s.deviceOf(ctx, by, text)
-		if err != nil {
-			return nil, err
-		}
+	ids, err := s.devicesOf(ctx, by, args.Devices)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
 		spec.Devices = append(spec.Devices, string(id))
 	}
 	j, _, err := s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{})

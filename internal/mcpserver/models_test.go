@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/jobs/manager"
+	"fleetd/internal/mcpserver/testdata/models"
 	first "fleetd/internal/mcpserver/testdata/models/first"
 	second "fleetd/internal/mcpserver/testdata/models/second"
 	third "fleetd/internal/mcpserver/testdata/models/third"
@@ -248,7 +249,7 @@ type judged struct {
 }
 
 // judge compares what was done with what was wanted.
-func (m *modelFleet) judge(r *second.Request, said *second.Said) (j judged) {
+func (m *modelFleet) judge(r *models.Request, said *models.Said) (j judged) {
 	j.needless = m.asked > 0 && r.Answer == ""
 	var touched []string
 	matching := true
@@ -328,13 +329,15 @@ func (m *modelFleet) descriptionOf(e modelEffect) string {
 }
 
 // play has a policy play requests, and returns the figures.
-func (m *modelFleet) play(list []second.Request, policy func(r *second.Request) second.Said) (f modelFigures) {
+func (m *modelFleet) play(list []models.Request, policy func(models.Host, models.Request) models.Said) (f modelFigures) {
 	ones := 0
 	for i := range list {
 		r := &list[i]
 		m.effects, m.calls, m.bytes, m.asked, m.answer = nil, nil, 0, 0, r.Answer
 		m.write(map[string]any{"request": r.ID, "text": r.Text})
-		said := policy(r)
+		shown := *r
+		shown.Want, shown.Answer = models.Want{}, ""
+		said := policy(m, shown)
 		j := m.judge(r, &said)
 		f.bytes += m.bytes
 		if r.Kind == "one" {
@@ -363,36 +366,18 @@ type modelFigures struct {
 // models are the two authors' policies; the second one's requests were read by nobody before the tools were built.
 func TestModels(t *testing.T) {
 	checkSums(t)
-	for name, policy := range map[string]func(m *modelFleet) func(r *second.Request) second.Said{
-		"first": func(m *modelFleet) func(r *second.Request) second.Said {
-			return func(r *second.Request) second.Said {
-				said := first.Policy(m, first.Request{ID: r.ID, Language: r.Language, Text: r.Text, Kind: r.Kind, Who: r.Who, Do: r.Do, Values: r.Values})
-				return second.Said{Devices: said.Devices, Text: said.Text}
-			}
-		},
-		"third": func(m *modelFleet) func(r *second.Request) second.Said {
-			return func(r *second.Request) second.Said {
-				said := third.Policy(m, third.Request{ID: r.ID, Language: r.Language, Text: r.Text, Kind: r.Kind, Who: r.Who, Do: r.Do, Values: r.Values})
-				return second.Said{Devices: said.Devices, Text: said.Text}
-			}
-		},
-		"second": func(m *modelFleet) func(r *second.Request) second.Said {
-			return func(r *second.Request) second.Said {
-				return second.Policy(m, second.Request{ID: r.ID, Language: r.Language, Text: r.Text, Kind: r.Kind, Who: r.Who, Do: r.Do, Values: r.Values})
-			}
-		},
-	} {
+	for name, policy := range map[string]func(models.Host, models.Request) models.Said{"first": first.Policy, "second": second.Policy, "third": third.Policy} {
 		t.Run(name, func(t *testing.T) {
 			m := newModelFleet(t)
 			text, err := os.ReadFile("testdata/models/" + name + "/requests.json")
 			if err != nil {
 				t.Fatal(err)
 			}
-			var list []second.Request
+			var list []models.Request
 			if err := json.Unmarshal(text, &list); err != nil {
 				t.Fatal(err)
 			}
-			f := m.play(list, policy(m))
+			f := m.play(list, policy)
 			t.Logf("%d of %d done, %d with a wrong device, %d needless questions, %.2f calls for one device, %d bytes for a request", f.done, len(list), f.wrong, f.needless, f.perDevice, f.bytes)
 			if floor := modelFloors[name]; f.done < floor.done || f.wrong > floor.wrong || f.needless > floor.needless || f.perDevice > floor.perDevice {
 				t.Errorf("%+v is worse than %+v", f, floor)

@@ -82,8 +82,7 @@ type Archive interface {
 	// PolicyVersions returns at most limit versions below one, newest first, or
 	// the newest if that is 0.
 	PolicyVersions(ctx context.Context, before int64, limit int) ([]access.Policy, error)
-	// AuditBlocks returns blocks at or after q.Before, newest first.
-	AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, error)
+	audit.Archive
 	// AuditRuns returns blocks after q.Before, in the order of run and
 	// sequence.
 	AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error)
