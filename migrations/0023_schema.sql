@@ -1,4 +1,5 @@
 -- +goose Up
+-- +goose StatementBegin
 
 -- The first schema of this sequence. Its number is that of the last file of the one before, so that a database which has that version
 -- is used as it is. An older one is migrated by fleetd of commit a749a4a.
@@ -355,3 +356,4 @@ CREATE TABLE webhook_offline (
     ended   BOOLEAN NOT NULL DEFAULT FALSE,  -- the return was delivered, or the absence was left out
     PRIMARY KEY (webhook, device)
 );
+-- +goose StatementEnd

@@ -1,4 +1,5 @@
 -- +goose Up
+-- +goose StatementBegin
 
 -- Firmware images. Their bytes are in the object store, by the SHA-256.
 CREATE TABLE firmware (
@@ -31,3 +32,4 @@ SELECT device, 1, elf_sha256, firmware, board, '', '', checked_at FROM devices W
 
 ALTER TABLE devices ADD COLUMN image_hash TEXT NOT NULL DEFAULT '';    -- of the ELF and the details of the newest row of device_images, so that a check which says the same writes nothing
 ALTER TABLE devices ADD COLUMN image_checks BIGINT NOT NULL DEFAULT 0; -- that showed the image; 2: two or more
+-- +goose StatementEnd

@@ -1,4 +1,5 @@
 -- +goose Up
+-- +goose StatementBegin
 -- What applications were allowed over MCP (OAuth): the refresh token of each grant, and its last use. The key of a grant, with what it may
 -- do, is in api_keys.
 CREATE TABLE oauth_grants (
@@ -9,3 +10,4 @@ CREATE TABLE oauth_grants (
     used_at    BIGINT NOT NULL,  -- microseconds
     address    TEXT NOT NULL     -- of the last use
 );
+-- +goose StatementEnd

@@ -1,4 +1,5 @@
 -- +goose Up
+-- +goose StatementBegin
 
 -- Rolling out firmware. A firmware task belongs to its row, and whichever node sees the next check, download or connection moves it on.
 ALTER TABLE jobs ADD COLUMN bundle TEXT COLLATE "binary" NOT NULL DEFAULT '';      -- id of the group of jobs that one release was rolled out with; empty: none
@@ -21,3 +22,4 @@ CREATE TABLE firmware_devices (
     reason         TEXT NOT NULL,    -- of the bar, a sentence
     unconfirmed_at BIGINT NOT NULL   -- when it got the last byte of an image without a check since; 0: it has checked
 );
+-- +goose StatementEnd
