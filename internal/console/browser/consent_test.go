@@ -92,6 +92,7 @@ func (g *goes) any(prefix string) bool {
 // A person allows an application on the page of fleetd, by the keyboard alone, and the browser goes on: to https, to a program on this
 // machine, to a private scheme; in the same tab and from a window that the application has opened.
 func TestConsent(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--public-api-url", "https://fleet.example.org", "--oauth-cimd=false")
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -156,6 +157,7 @@ func TestConsent(t *testing.T) {
 
 // The console makes a code for the consent to an application, lists what was allowed in words, and ends it with one click.
 func TestGrants(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--public-api-url", "https://fleet.example.org", "--oauth-cimd=false")
 	p := b.open(t, n, n.Token(t), "/console/access")

@@ -9,6 +9,7 @@ import (
 // A control calls when it is released, once for all values that were chosen meanwhile, and shows what the device answered. It reads
 // nothing by itself.
 func TestControls(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/devices/"+first)

@@ -27,6 +27,7 @@ func (p *page) choose(name string, content []byte) {
 // A file is read before it is kept; a bad one says everything that is wrong with it. A check says who could get an image, and why
 // others could not.
 func TestFirmwarePage(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3, "--profile", "fw-2.4,fw-2.1,fw-1.7")
 	p := b.open(t, n, n.Token(t), "/console/firmware")
@@ -71,6 +72,7 @@ func TestFirmwarePage(t *testing.T) {
 
 // A device that came with another image is there at once, with what it ran before.
 func TestFirmwareChanges(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/firmware")

@@ -18,6 +18,7 @@ import (
 // What a form sends is of the type that the tool has; what was not entered is left out, and an empty text is not the same
 // as none. What no form can show is entered as JSON, which is sent as it was typed.
 func TestFormTypes(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
@@ -172,6 +173,7 @@ func TestResults(t *testing.T) {
 
 // A confirmation shows the rule and the arguments, ends after a minute, and is never given by itself.
 func TestConfirmation(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)

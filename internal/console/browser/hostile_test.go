@@ -18,6 +18,7 @@ const hostile = `<img src=x onerror=window.hostile=1>`
 // What people and devices wrote is text on all other pages, too: names, labels, notes, results, events, the audit
 // log, and the dialog of a confirmation. A name without a break, of marks and of half characters stays in its place.
 func TestHostileTextOfPeople(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 2, "--fault", "hostile-text:1")
@@ -107,6 +108,7 @@ func TestHostileTextOfPeople(t *testing.T) {
 
 // The console is not shown in a page of another site, and only a picture is shown as one.
 func TestTampering(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)

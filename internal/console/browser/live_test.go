@@ -96,6 +96,7 @@ func TestTabsShareAStream(t *testing.T) {
 // The page of events has a bounded number of rows and of bytes, however many events come. While it is paused its rows
 // stay, also when events went missing meanwhile, and what came since is shown afterwards.
 func TestEventsAreBounded(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t)

@@ -103,6 +103,7 @@ func TestNATSAway(t *testing.T) {
 
 // An event may come before what it says is in the database: the page of a device reads once more.
 func TestAnswerOlderThanItsEvent(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t)
@@ -145,6 +146,7 @@ func TestAnswerOlderThanItsEvent(t *testing.T) {
 // When events are missing, the page and the counts are loaded again; a page that loads for long shows that, and not
 // before 0.3 s.
 func TestMissingEventsAndLoading(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)

@@ -31,6 +31,7 @@ const happened = "[...document.querySelectorAll('.one summary bdi')].map((e) => 
 // One happening is one line in words, whichever of the events, the device log, decisions, the audit and tool lists have it. A click
 // shows these; notifications are one line; a kind can be left out; what happens meanwhile is added, and a pause holds it back.
 func TestTimeline(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	at := func(clock string) string { return "2026-11-24T" + clock + "Z" }
@@ -121,6 +122,7 @@ func TestTimeline(t *testing.T) {
 // The page of a device has what waits for it in words, with the tool; a step of its explanation is a button or a link; what was called
 // here is in its timeline.
 func TestDeviceInWords(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	const gone = "02:f1:ee:00:00:10"
@@ -149,6 +151,7 @@ func TestDeviceInWords(t *testing.T) {
 // A job is headed by its note or by what it does, and nothing of it is cut. One that waits says who has to do what, and what follows;
 // one that would do nothing has no button, and what can go wrong is said before the button.
 func TestJobsSayWhatTheyNeed(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	note := strings.Repeat("as people write at length ", 8) + "to its end"
@@ -212,6 +215,7 @@ func TestJobsSayWhatTheyNeed(t *testing.T) {
 // The policy is a table of rules in their order, which are added, changed, moved and removed; the JSON follows, and what is in force
 // is tried against a device and a tool.
 func TestPolicyTable(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/access/policy")
@@ -265,6 +269,7 @@ func TestPolicyTable(t *testing.T) {
 // A key says in words what it opens, who made it, and what it did last; the audit is filtered by lists. What is the same in all rows
 // is said once.
 func TestKeysAndAuditInWords(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	made, err := n.CreateKey(t.Context(), api.NewKey{Name: "tablet", Scopes: []string{"devices:read", "tools:call"}, Tools: []string{"self.audio_speaker.*"}})
@@ -307,6 +312,7 @@ func TestKeysAndAuditInWords(t *testing.T) {
 
 // A plot has the colours of the scheme, also when that changes.
 func TestPlotsFollowTheScheme(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.openAt(t, n.Info.API, n.Token(t), "/console/stats", `{ const real = CanvasRenderingContext2D.prototype.stroke; window.strokes = new Set(); CanvasRenderingContext2D.prototype.stroke = function (...a) { window.strokes.add(this.strokeStyle); return real.apply(this, a); }; }`)
@@ -343,6 +349,7 @@ func (p *taps) tap(what string) {
 
 // From the overview of a phone, the ten things that people come for are three taps away at most.
 func TestThreeTaps(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--admission", "approve", "--webhook-allow", "127.0.0.1")
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))

@@ -18,6 +18,7 @@ const attention = "[...document.querySelectorAll('.wrong li')].map((e) => e.inne
 // The overview begins with what is wrong, the worst first, each with one way out; the navigation counts what waits for a
 // person. Without anything wrong it says so. It asks only what the key may read.
 func TestAttention(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--admission", "approve", "--webhook-allow", "127.0.0.1")
 	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool { // doctor has findings about this machine
@@ -94,6 +95,7 @@ func TestAttention(t *testing.T) {
 
 // Of what the overview cannot ask it says so, and not that nothing is wrong.
 func TestAttentionUnknown(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t)
@@ -115,6 +117,7 @@ func TestAttentionUnknown(t *testing.T) {
 // A device that goes and comes back is one happening, and so is the same of many devices; the words have names in place of
 // ids and codes.
 func TestHappenings(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
@@ -158,6 +161,7 @@ func (p *page) top(selector string) int {
 // One search takes words and selections, and says how it read them; the counts follow. The table begins in the upper third,
 // has ten devices in view, and no column that says the same in every row; columns sort by a click, and labels filter.
 func TestSearch(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 12, "--profile", "fw-2.4")
 	for i, edit := range []struct{ name, room string }{{"Counter lamp", "hall"}, {"Door lamp", "hall"}, {"Reading lamp", "attic"}, {"Speaker", "hall"}} {
@@ -217,6 +221,7 @@ func TestSearch(t *testing.T) {
 
 // Check boxes lead to what can be done with devices: their labels, a job.
 func TestChosenDevices(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	p := b.open(t, n, n.Token(t), "/console/devices")

@@ -18,6 +18,7 @@ var controls = []string{"button", "link", "textbox", "searchbox", "combobox", "c
 // What a screen reader reads of each page: one heading of level 1, the landmarks, a name for each control, and the columns
 // of tables.
 func TestScreenReader(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 2)
@@ -81,6 +82,7 @@ func TestScreenReader(t *testing.T) {
 
 // Every page fits a small phone with text of 150 %, and a window at twice the size.
 func TestLargeText(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 2)
@@ -104,6 +106,7 @@ func TestLargeText(t *testing.T) {
 
 // The keyboard skips the navigation, leaves the search, and goes from a confirmation to the explanation of its call.
 func TestKeyboardSkips(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1, "--profile", "robot")

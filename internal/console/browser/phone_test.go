@@ -25,6 +25,7 @@ const button = "[...document.querySelectorAll('button')].find((b) => b.checkVisi
 
 // What a person does on a phone: log out, go to the further pages, see the result of a call, search and follow labels.
 func TestPhone(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 3)
@@ -199,6 +200,7 @@ func TestNothingIsCut(t *testing.T) {
 
 // A dialog that cancels a job has no second button with the word cancel.
 func TestCancelDialog(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t)

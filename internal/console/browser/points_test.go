@@ -56,6 +56,7 @@ var points = []struct{ what, tests, missing string }{
 
 // Each point names tests that exist, and each test of this package is of a point.
 func TestPoints(t *testing.T) {
+	t.Parallel()
 	if len(points) != 36 {
 		t.Errorf("%d points", len(points))
 	}

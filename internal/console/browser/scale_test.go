@@ -105,6 +105,7 @@ func TestLargeFleet(t *testing.T) {
 
 // A person works with the keyboard alone: find a device, open it, call a tool, read the result.
 func TestKeyboard(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 2)
@@ -130,6 +131,7 @@ func TestKeyboard(t *testing.T) {
 
 // A job is tried, started and followed, and its tasks link to their devices.
 func TestJob(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 5)

@@ -30,6 +30,7 @@ func fleet(t *testing.T, devices int, args ...string) *fleettest.Node {
 
 // What a device writes is shown letter by letter, on each page that shows it, and is never markup, a link or a name.
 func TestHostileText(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1, "--fault", "hostile-text")
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -106,6 +107,7 @@ func markupIsBlocked(t *testing.T, p *page) {
 
 // A key is asked for, kept in storage alone, and asked for again when it ends; what it does not cover is not there.
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	_, err := n.Patch(t.Context(), first, api.DeviceEdit{Labels: map[string]*string{"room": new("lab")}}, 0)
@@ -173,6 +175,7 @@ func TestKeys(t *testing.T) {
 
 // A device is found, and a tool called from its form: types, faults at their fields, a photo, and a confirmation that acts once.
 func TestCallFromAForm(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -222,6 +225,7 @@ func TestCallFromAForm(t *testing.T) {
 
 // The table follows the fleet without loading again, and rows keep their place and the focus.
 func TestTableFollows(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 3)
@@ -257,6 +261,7 @@ func TestTableFollows(t *testing.T) {
 
 // Why a device is offline is two steps from the overview, with the keyboard alone, on a phone.
 func TestWhyOnAPhone(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	const gone = "02:f1:ee:00:00:10"
@@ -295,6 +300,7 @@ func (p *page) violations() []any {
 
 // Every page fits a phone, has a title, and passes axe, in both schemes, of which make test has one.
 func TestPagesForPeople(t *testing.T) {
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 4, "--profile", "fw-2.4,robot,fw-2.1,fw-1.9")
 	if _, err := n.CreateWebhook(t.Context(), api.NewWebhook{URL: "https://example.com/" + strings.Repeat("unbroken", 40), Types: []string{"photo"}}); err != nil { // nothing is delivered

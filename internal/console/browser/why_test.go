@@ -175,6 +175,7 @@ func TestCauses(t *testing.T) {
 
 // The link that fleetd console prints opens the console once, without a key in the address.
 func TestLink(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)

@@ -44,6 +44,7 @@ func waitsAs(t *testing.T, ota, device, client string) string {
 
 // A device that waits is admitted by the code that it speaks, pasted with a space; a wrong code admits nobody.
 func TestAdmission(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t, "--admission", "approve")
@@ -109,6 +110,7 @@ func waitsNot(t *testing.T, n *fleettest.Node, client string) {
 
 // Two lists of tools of one device are compared tool by tool.
 func TestToolHistory(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := programs.Start(t)
@@ -133,6 +135,7 @@ func TestToolHistory(t *testing.T) {
 
 // A key's token is shown once; a policy that somebody else changed meanwhile is not overwritten.
 func TestKeysAndPolicy(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
@@ -178,6 +181,7 @@ func TestKeysAndPolicy(t *testing.T) {
 
 // The table of a plot has the figures of the API, gaps as gaps, and a plot follows the size of the window.
 func TestPlots(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 3)
@@ -296,6 +300,7 @@ func TestAdmissionElsewhere(t *testing.T) {
 
 // The record of decisions is verified, and its export is what the command line exports.
 func TestAuditExport(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
@@ -344,6 +349,7 @@ func entries(text string) (found []string) {
 
 // Of a hundred lists of tools any two can be compared, and of a tool only what differs is shown.
 func TestManyVersions(t *testing.T) {
+	t.Parallel()
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
