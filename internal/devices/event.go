@@ -119,7 +119,7 @@ var EventKinds = []EventInfo{
 	{EventJobResumed, "", "it goes on after it was paused or halted, or tasks of an ended job are repeated", jobAdds, true, JobsStream},
 	{EventJobDone, "", "its last task ended, or its deadline passed", jobAdds, true, JobsStream},
 	{EventJobCancelled, "", "a person cancelled it; tasks that run end by themselves", jobAdds, true, JobsStream},
-	{EventJobPhase, "", "a task of a [firmware job](../firmware.md) went on, or got more of its image, at most every 5 seconds", "`job`, `device`, `phase`, `gate`, `bytes`, `size`, `owner`", false, 0},
+	{EventJobPhase, "", "a task of a [firmware job](../firmware.md) went on, or got more of its image, at most every 15 seconds", "`job`, `device`, `phase`, `gate`, `bytes`, `size`, `owner`", false, 0},
 	{EventWebhookDisabled, "", "a [webhook](../webhooks.md) was disabled, because its receiver accepted nothing for three days", "`webhook`, `failing_since`, `last_error`, `owner`, `created_by`", true, EventsStream},
 	{EventMessage, ".<type>", "every other message of the device: `listen`, `abort`, `goodbye`, `iot` ..., except `hello` and `mcp`", "`message` (untouched)", false, 0},
 	{EventSilent, "", "a conversation over UDP is open for 10 seconds and no packet was accepted; once per conversation", "`conversation` (its id), `packets` (how many named it)", false, 0},

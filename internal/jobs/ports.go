@@ -105,6 +105,8 @@ type Store interface {
 	// older task of the device is due or running, so that a waiting task may not begin. An error of f is returned, and nothing is written.
 	// devices.ErrNotFound: there is no such task.
 	Step(ctx context.Context, id string, device devices.ID, f func(s *Step, ahead bool) error) (Task, error)
+	// Outlook says at a fraction of its cost whether Rolling has something for a check at which a device shows an image.
+	Outlook(ctx context.Context, device devices.ID, elf string) (Outlook, error)
 	// Rolling returns the firmware task of a device that runs, else those that wait, in their order.
 	Rolling(ctx context.Context, device devices.ID) ([]Queued, error)
 	// Overdue returns running firmware tasks whose phase has passed its limit.
@@ -186,8 +188,14 @@ type Mark struct {
 type Queued struct {
 	Task Task
 	Job  Job
-	// Unconfirmed is whether the device has a new image that it may not have confirmed; see Mark.
-	Unconfirmed bool
+}
+
+// Outlook is what a check of a device can change of its firmware tasks.
+type Outlook struct {
+	Open        int64 // tasks
+	Moves       bool  // one of them runs, or waits while the device shows its image
+	Ready       bool  // the job of one lets tasks begin
+	Unconfirmed bool  // the device has a new image that it may not have confirmed; see Mark
 }
 
 // Change is a job whose row a transaction has written, as it is afterwards: its state may be

@@ -47,9 +47,12 @@ const (
 
 // Times of a firmware task.
 var (
-	CalledTime   = timescale.Of(3 * time.Minute)
-	offeredTime  = timescale.Of(90 * time.Second)
-	loadingTime  = timescale.Of(30 * time.Second) // without a byte
+	CalledTime  = timescale.Of(3 * time.Minute)
+	offeredTime = timescale.Of(90 * time.Second)
+	// NoteEvery is how often the bytes of a download are recorded. A node ends one that takes nothing for 30 s; the row of one whose node
+	// is gone waits for a note and as long again.
+	NoteEvery    = timescale.Of(15 * time.Second)
+	loadingTime  = timescale.Of(30*time.Second) + NoteEvery
 	bootingTime  = timescale.Of(15 * time.Minute)
 	connectTime  = timescale.Of(3 * time.Minute)
 	toolsTime    = timescale.Of(2 * time.Minute) // with the status

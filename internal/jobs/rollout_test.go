@@ -219,7 +219,7 @@ func TestRollout(t *testing.T) {
 		{"broken three times", nil, []string{"call", "check", "get", "break", "wait 11m", "check", "get", "break", "wait 61m", "check", "get", "break"}, "failed download, halted stop"},
 		{"two broken ones bar nobody", nil, []string{"call", "check", "get", "break", "wait 11m", "check", "get", "break", "wait 61m", "check", "get", "all", "new"}, "running proving connect"},
 		{"a check after a broken download", nil, []string{"call", "check", "get", "half", "check"}, "waiting"},
-		{"a stalled download", nil, []string{"call", "check", "get", "wait 31s", "expire"}, "waiting"},
+		{"a stalled download", nil, []string{"call", "check", "get", "wait 46s", "expire"}, "waiting"},
 		{"the node stopped", nil, []string{"call", "check", "get", "half", "cut", "check"}, "running offered"},
 		{"one offer for old firmware", nil, []string{"check single", "get", "break"}, "failed download, halted stop"},
 

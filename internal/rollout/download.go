@@ -23,8 +23,6 @@ const (
 	perAddress = 8
 	// perToken is how many downloads there may be of one offer at once.
 	perToken = 2
-	// noteEvery is how often the bytes of a download are recorded.
-	noteEvery = 5 * time.Second
 	// placeTime is how long an offer keeps its place without a download on this node.
 	placeTime = 2 * time.Minute
 
@@ -90,7 +88,7 @@ func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*
 
 // Note notes how many bytes were sent so far; before the last ones it must be called with all but those.
 func (d *Download) Note(sent int64) {
-	if d.counts && time.Since(d.noted) >= noteEvery {
+	if d.counts && time.Since(d.noted) >= jobs.NoteEvery {
 		d.noted = time.Now()
 		d.s.tasks.Run(func() {
 			_, _ = d.s.step(0, d.task.Job, d.task.Device, func(step *jobs.Step) { // the next one says more

@@ -147,13 +147,13 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
 	defer cancel()
-	queue, err := s.Store.Rolling(ctx, c.Device)
+	o, err := s.Store.Outlook(ctx, c.Device, c.Facts.ELF)
+	var queue []jobs.Queued
+	if err == nil && (o.Moves || s.mayOffer(&o, c)) {
+		queue, err = s.Store.Rolling(ctx, c.Device)
+	}
 	if err != nil {
 		s.Offers.Add(unready, 1)
-		return nil
-	}
-	if len(queue) == 0 { // its task may have ended before it came back
-		s.confirm(c.Device)
 		return nil
 	}
 	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
@@ -161,11 +161,10 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		step := jobs.Step{Job: &q.Job, Task: &q.Task}
 		return step.Runs() || step.IsBack(c.Facts.ELF)
 	})
-	if at < 0 {
-		if queue[0].Unconfirmed {
-			s.confirm(c.Device)
-		}
-	} else {
+	if at < 0 && o.Unconfirmed { // its task has ended before it came back
+		s.confirm(c.Device)
+	}
+	if at >= 0 {
 		task, err := s.see(ctx, &queue[at].Task, &seen)
 		if err != nil {
 			s.Offers.Add(unready, 1)
@@ -183,16 +182,25 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	return nil
 }
 
-// confirm takes away the mark of a device whose task has ended before it came back. The answer to its check does not wait for that.
+// mayOffer reports whether the answer to a check may offer an image for a task that waits. Most checks during a rollout end here.
+func (s *Service) mayOffer(o *jobs.Outlook, c *Check) bool {
+	result := crowded
+	switch {
+	case !o.Ready || c.Activation || !s.MayBegin():
+		result = waiting
+	case s.places.free(addressText(c.Address)):
+		return true
+	}
+	s.Offers.Add(result, o.Open)
+	return false
+}
+
+// confirm takes the mark of a device away. The answer to its check does not wait for that.
 func (s *Service) confirm(id devices.ID) {
 	s.tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
 		defer cancel()
-		marks, err := s.Store.Marks(ctx, []devices.ID{id})
-		if err == nil && !marks[id].Unconfirmed.IsZero() {
-			err = s.Store.ConfirmImage(ctx, id)
-		}
-		if err != nil {
+		if err := s.Store.ConfirmImage(ctx, id); err != nil {
 			s.Log.Debug("it was not recorded that a device has checked in", "device", id, "error", err)
 		}
 	})
@@ -240,10 +248,18 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 		s.Offers.Add(waiting, 1)
 		return nil
 	}
-	if !early.Runs() && !s.places.free(seen.From) { // before what costs
+	token := tokenOf(&q.Task)
+	fresh := token
+	if !early.Runs() && !s.places.take(fresh, seen.From) { // before what costs, and before checks without a place queue for the job
 		s.Offers.Add(crowded, 1)
 		return nil
 	}
+	kept := false
+	defer func() {
+		if !kept {
+			s.places.release(fresh)
+		}
+	}()
 	v := devices.View{Device: devices.Device{ID: c.Device, Facts: c.Facts, Admission: devices.AdmissionMember}}
 	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, c.Details, func(newest devices.DeviceImage) bool {
 		now := clock.Now() // what this check itself has written is between; others may have been answered by nodes with another clock
@@ -257,8 +273,7 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 		return nil
 	}
 	no := s.MayAct(ctx, q.Job.Owner, c.Device)
-	token, result := tokenOf(&q.Task), waiting
-	fresh := token
+	result := waiting
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
 	defer cancel()
 	_, err = s.Store.Step(ctx, q.Task.Job, c.Device, func(step *jobs.Step, ahead bool) error {
@@ -298,9 +313,9 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	}
 	s.Offers.Add(result, 1)
 	if result != offered && result != repeated {
-		s.places.release(fresh)
 		return nil
 	}
+	kept = token == fresh
 	return &Offer{Version: o.Version, URL: s.URL + token, Force: o.Force}
 }
 

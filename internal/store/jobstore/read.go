@@ -245,10 +245,10 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, 
 	return list, running, err
 }
 
-// scanQueued reads the columns jobNames and taskNames, and whether the device has to confirm its image.
+// scanQueued reads the columns jobNames and taskNames.
 func scanQueued(scan func(...any) error) (q jobs.Queued, err error) {
 	q.Task, err = scanTask(func(task ...any) (err error) {
-		q.Job, err = scanJob(scan, append(task, &q.Unconfirmed)...)
+		q.Job, err = scanJob(scan, task...)
 		return err
 	})
 	return q, err
@@ -259,10 +259,12 @@ func (s *Store) Queue(ctx context.Context, id devices.ID) ([]jobs.Queued, error)
 	return s.queue(ctx, id, "")
 }
 
+// queued selects the open tasks of device $1 with their jobs.
+const queued = ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE (t.device = $1 AND t.state = 'waiting' OR t.device = $1 AND t.state = 'running')`
+
 // queue is Queue with a further condition on jobs j.
 func (s *Store) queue(ctx context.Context, id devices.ID, condition string) ([]jobs.Queued, error) {
-	list, err := readOften(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+`, EXISTS (SELECT 1 FROM firmware_devices f WHERE f.device = t.device AND f.unconfirmed_at > 0) FROM tasks t JOIN jobs j ON j.job = t.job
- WHERE (t.device = $1 AND t.state = 'waiting' OR t.device = $1 AND t.state = 'running')`+condition, database.Clean(string(id)))
+	list, err := readOften(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+queued+condition, database.Clean(string(id)))
 	sortQueue(list)
 	return list, err
 }

@@ -101,9 +101,25 @@ func (t *transaction) mark(ctx context.Context, s *jobs.Step) error {
 	return err
 }
 
+// ofFirmware is a condition on jobs j.
+const ofFirmware = ` AND j.action = 'firmware'`
+
+// Outlook implements jobs.Store.
+func (s *Store) Outlook(ctx context.Context, device devices.ID, elf string) (jobs.Outlook, error) {
+	list, err := readOften(ctx, s, "looking for firmware tasks of a device", func(scan func(...any) error) (o jobs.Outlook, err error) {
+		return o, scan(&o.Open, &o.Moves, &o.Ready, &o.Unconfirmed)
+	}, `SELECT count(*), coalesce(max(CASE WHEN t.state = 'running' OR t.elf_target = $2 AND $2 <> '' THEN 1 ELSE 0 END), 0) = 1,
+ coalesce(max(CASE WHEN j.ready_at <= $3 THEN 1 ELSE 0 END), 0) = 1,
+ EXISTS (SELECT 1 FROM firmware_devices f WHERE f.device = $1 AND f.unconfirmed_at > 0)`+queued+ofFirmware, database.Clean(string(device)), database.Clean(elf), clock.Micros(s.Now()))
+	if err != nil {
+		return jobs.Outlook{}, err
+	}
+	return list[0], nil
+}
+
 // Rolling implements jobs.Store.
 func (s *Store) Rolling(ctx context.Context, device devices.ID) ([]jobs.Queued, error) {
-	list, err := s.queue(ctx, device, ` AND j.action = 'firmware'`)
+	list, err := s.queue(ctx, device, ofFirmware)
 	if i := slices.IndexFunc(list, func(q jobs.Queued) bool { return q.Task.State == jobs.TaskRunning }); i >= 0 {
 		list = list[i : i+1]
 	}

@@ -72,6 +72,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"confirmations of a key are limited", testConfirmationsAreLimited},
 		{"a database whose history went backwards", testHistoryBackwards},
 		{"steps of firmware tasks", testSteps},
+		{"what a check may find of firmware tasks", testOutlook},
 		{"firmware tasks in the queue of a device", testStepsInOrder},
 		{"three nodes roll out at once", testStepsTogether},
 		{"jobs of one release", testGroups},

@@ -162,6 +162,31 @@ func testSteps(t *testing.T, f *jobFleet) {
 	}
 }
 
+// testOutlook: what most checks during a rollout ask for says the same as the tasks and their job.
+func testOutlook(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.rollout(t, 3, func(s *api.JobSpec) { s.Pace = &api.JobPace{Rate: "unlimited", Concurrency: 1} })
+	is := func(when string, n int, elf string, want jobs.Outlook) {
+		t.Helper()
+		if got, err := s.Outlook(t.Context(), mac(n), elf); err != nil || got != want {
+			t.Errorf("%s: device %d with image %q: %+v, %v, want %+v", when, n, elf, got, err, want)
+		}
+	}
+	is("before", 1, "old", jobs.Outlook{Open: 1, Ready: true})
+	is("before", 1, "", jobs.Outlook{Open: 1, Ready: true})
+	is("before", 99, "old", jobs.Outlook{})
+	f.step(t, &j, 1, offer)
+	is("offered", 1, "old", jobs.Outlook{Open: 1, Moves: true})
+	is("while another device has an offer", 2, "old", jobs.Outlook{Open: 1})
+	f.step(t, &j, 1, flash)
+	is("flashed", 1, "new", jobs.Outlook{Open: 1, Moves: true, Unconfirmed: true})
+	f.step(t, &j, 1, func(step *jobs.Step) { step.See(formerCheck) })
+	is("with the former image again", 1, "old", jobs.Outlook{Open: 1, Ready: true})
+	is("with the image at last", 1, "new", jobs.Outlook{Open: 1, Moves: true, Ready: true})
+	f.step(t, &j, 1, func(step *jobs.Step) { step.Refuse("no", "no") })
+	is("ended", 1, "new", jobs.Outlook{})
+}
+
 // testStepsInOrder: a firmware task begins after the older tasks of its device, and a newer firmware job replaces what waits.
 func testStepsInOrder(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
