@@ -156,7 +156,6 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 		s.Offers.Add(unready, 1)
 		return nil
 	}
-	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
 	at := slices.IndexFunc(queue, func(q jobs.Queued) bool {
 		step := jobs.Step{Job: &q.Job, Task: &q.Task}
 		return step.Runs() || step.IsBack(c.Facts.ELF)
@@ -164,6 +163,10 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	if at < 0 && o.Unconfirmed { // its task has ended before it came back
 		s.confirm(c.Device)
 	}
+	if len(queue) == 0 {
+		return nil
+	}
+	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
 	if at >= 0 {
 		task, err := s.see(ctx, &queue[at].Task, &seen)
 		if err != nil {
