@@ -251,15 +251,14 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 		s.Offers.Add(waiting, 1)
 		return nil
 	}
-	token := tokenOf(&q.Task)
-	fresh := token
+	fresh, result := tokenOf(&q.Task), waiting
+	token := fresh
 	if !early.Runs() && !s.places.take(fresh, seen.From) { // before what costs, and before checks without a place queue for the job
 		s.Offers.Add(crowded, 1)
 		return nil
 	}
-	kept := false
 	defer func() {
-		if !kept {
+		if result != offered { // a repeated offer has its place by its own token
 			s.places.release(fresh)
 		}
 	}()
@@ -276,7 +275,6 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 		return nil
 	}
 	no := s.MayAct(ctx, q.Job.Owner, c.Device)
-	result := waiting
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
 	defer cancel()
 	_, err = s.Store.Step(ctx, q.Task.Job, c.Device, func(step *jobs.Step, ahead bool) error {
@@ -318,7 +316,6 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	if result != offered && result != repeated {
 		return nil
 	}
-	kept = token == fresh
 	return &Offer{Version: o.Version, URL: s.URL + token, Force: o.Force}
 }
 

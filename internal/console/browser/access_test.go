@@ -17,8 +17,8 @@ import (
 // Without API keys there is no login. A page of another site reaches nothing, neither by requests nor by giving its own
 // name this address.
 func TestWithoutKeys(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--api-auth", "none")
 	programs.Simulate(t, n.Info.OTA, "--devices", "1", "--quiet")
@@ -113,8 +113,8 @@ func TestKeyEndsInAForm(t *testing.T) {
 // A key is in web storage and in the header of requests alone: not in an address, a referrer, a message to another tab,
 // an event, the document or the log of the node.
 func TestKeyStaysInItsPlace(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	made, err := n.CreateKey(t.Context(), api.NewKey{Name: "kept", Scopes: []string{"admin"}})

@@ -30,8 +30,8 @@ func (p *page) rowSays(device, text string) {
 // On a slow network a page is there and shows that it loads; without one it keeps what it shows, and then goes on after
 // the last event, or loads again if there was none, so that nothing is missing.
 func TestSlowAndAbsentNetwork(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	away := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", "02:f1:ee:00:00:10", "--quiet")
@@ -117,8 +117,8 @@ func TestPartsAway(t *testing.T) {
 
 // A page whose browser has a wrong clock counts ages by the server's.
 func TestWrongClock(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -131,8 +131,8 @@ func TestWrongClock(t *testing.T) {
 
 // A page that was loaded from an older node offers to load the console again, and keeps what was entered until then.
 func TestOtherVersion(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	var upgraded atomic.Bool
@@ -172,8 +172,8 @@ func TestOtherVersion(t *testing.T) {
 
 // Every address opens its page, also after a reload and by going back; others lead to one.
 func TestAddresses(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -207,8 +207,8 @@ func TestAddresses(t *testing.T) {
 // A person can read the pages in the dark, with colours of the system, without motion and on paper; without JavaScript
 // the page names what is needed.
 func TestAppearance(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/devices/"+first)
@@ -249,8 +249,8 @@ func TestAppearance(t *testing.T) {
 
 // What a page keeps while the database is away has its age, and it is tried again ever more slowly, at most every 30 s.
 func TestRetriesGrow(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	var away atomic.Bool

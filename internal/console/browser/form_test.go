@@ -18,8 +18,8 @@ import (
 // What a form sends is of the type that the tool has; what was not entered is left out, and an empty text is not the same
 // as none. What no form can show is entered as JSON, which is sent as it was typed.
 func TestFormTypes(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	const path = "/v1/devices/" + first + "/tools"
@@ -173,8 +173,8 @@ func TestResults(t *testing.T) {
 
 // A confirmation shows the rule and the arguments, ends after a minute, and is never given by itself.
 func TestConfirmation(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	_, err := n.SetPolicy(t.Context(), json.RawMessage(`{"rules":[{"name":"careful","tools":["`+volume+`"],"action":"confirm"}]}`), 0)

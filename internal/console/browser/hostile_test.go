@@ -18,8 +18,8 @@ const hostile = `<img src=x onerror=window.hostile=1>`
 // What people and devices wrote is text on all other pages, too: names, labels, notes, results, events, the audit
 // log, and the dialog of a confirmation. A name without a break, of marks and of half characters stays in its place.
 func TestHostileTextOfPeople(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2, "--fault", "hostile-text:1")
 	name := hostile
@@ -108,8 +108,8 @@ func TestHostileTextOfPeople(t *testing.T) {
 
 // The console is not shown in a page of another site, and only a picture is shown as one.
 func TestTampering(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	if _, err := n.Call(t.Context(), first, "self.camera.take_photo", apiclient.CallRequest{Arguments: json.RawMessage(`{"question":"x"}`)}); err != nil {

@@ -96,8 +96,8 @@ func TestTabsShareAStream(t *testing.T) {
 // The page of events has a bounded number of rows and of bytes, however many events come. While it is paused its rows
 // stay, also when events went missing meanwhile, and what came since is shown afterwards.
 func TestEventsAreBounded(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t)
 	programs.Simulate(t, n.Info.OTA, "--devices", "40", "--notify", "100ms", "--quiet")

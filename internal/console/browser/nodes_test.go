@@ -103,8 +103,8 @@ func TestNATSAway(t *testing.T) {
 
 // An event may come before what it says is in the database: the page of a device reads once more.
 func TestAnswerOlderThanItsEvent(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t)
 	simulated := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--quiet")
@@ -146,8 +146,8 @@ func TestAnswerOlderThanItsEvent(t *testing.T) {
 // When events are missing, the page and the counts are loaded again; a page that loads for long shows that, and not
 // before 0.3 s.
 func TestMissingEventsAndLoading(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	var gap atomic.Bool

@@ -95,8 +95,8 @@ func TestAttention(t *testing.T) {
 
 // Of what the overview cannot ask it says so, and not that nothing is wrong.
 func TestAttentionUnknown(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t)
 	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
@@ -117,8 +117,8 @@ func TestAttentionUnknown(t *testing.T) {
 // A device that goes and comes back is one happening, and so is the same of many devices; the words have names in place of
 // ids and codes.
 func TestHappenings(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	name := "Kitchen lamp"

@@ -18,8 +18,8 @@ var controls = []string{"button", "link", "textbox", "searchbox", "combobox", "c
 // What a screen reader reads of each page: one heading of level 1, the landmarks, a name for each control, and the columns
 // of tables.
 func TestScreenReader(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -82,8 +82,8 @@ func TestScreenReader(t *testing.T) {
 
 // Every page fits a small phone with text of 150 %, and a window at twice the size.
 func TestLargeText(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -106,8 +106,8 @@ func TestLargeText(t *testing.T) {
 
 // The keyboard skips the navigation, leaves the search, and goes from a confirmation to the explanation of its call.
 func TestKeyboardSkips(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1, "--profile", "robot")
 	if _, err := n.SetPolicy(t.Context(), json.RawMessage(`{"rules":[{"name":"careful","tools":["self.test.fail"],"action":"confirm"}]}`), 0); err != nil {

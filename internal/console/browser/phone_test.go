@@ -25,8 +25,8 @@ const button = "[...document.querySelectorAll('button')].find((b) => b.checkVisi
 
 // What a person does on a phone: log out, go to the further pages, see the result of a call, search and follow labels.
 func TestPhone(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	name := "Kitchen speaker"
@@ -200,8 +200,8 @@ func TestNothingIsCut(t *testing.T) {
 
 // A dialog that cancels a job has no second button with the word cancel.
 func TestCancelDialog(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t)
 	job, err := n.CreateJob(t.Context(), api.NewJob{JobSpec: api.JobSpec{Select: "room=attic", Follow: true, Action: api.JobAction{Call: &api.JobCall{Tool: volume, Arguments: json.RawMessage(`{"volume":1}`)}}}}, "")

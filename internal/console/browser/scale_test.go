@@ -105,8 +105,8 @@ func TestLargeFleet(t *testing.T) {
 
 // A person works with the keyboard alone: find a device, open it, call a tool, read the result.
 func TestKeyboard(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/")
@@ -131,8 +131,8 @@ func TestKeyboard(t *testing.T) {
 
 // A job is tried, started and followed, and its tasks link to their devices.
 func TestJob(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 5)
 	name := "Kitchen speaker"

@@ -225,8 +225,8 @@ func TestCallFromAForm(t *testing.T) {
 
 // The table follows the fleet without loading again, and rows keep their place and the focus.
 func TestTableFollows(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	away := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", "02:f1:ee:00:00:10", "--quiet")

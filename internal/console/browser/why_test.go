@@ -175,8 +175,8 @@ func TestCauses(t *testing.T) {
 
 // The link that fleetd console prints opens the console once, without a key in the address.
 func TestLink(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	out, errs, status := n.Command(t, "console", "--no-open")

@@ -44,8 +44,8 @@ func waitsAs(t *testing.T, ota, device, client string) string {
 
 // A device that waits is admitted by the code that it speaks, pasted with a space; a wrong code admits nobody.
 func TestAdmission(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t, "--admission", "approve")
 	code := waits(t, n.Info.OTA, first)
@@ -110,8 +110,8 @@ func waitsNot(t *testing.T, n *fleettest.Node, client string) {
 
 // Two lists of tools of one device are compared tool by tool.
 func TestToolHistory(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := programs.Start(t)
 	for _, profile := range []string{"fw-1.9", "fw-2.4"} {
@@ -135,8 +135,8 @@ func TestToolHistory(t *testing.T) {
 
 // A key's token is shown once; a policy that somebody else changed meanwhile is not overwritten.
 func TestKeysAndPolicy(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/access")
@@ -181,8 +181,8 @@ func TestKeysAndPolicy(t *testing.T) {
 
 // The table of a plot has the figures of the API, gaps as gaps, and a plot follows the size of the window.
 func TestPlots(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 3)
 	n.Await(t, "a figure", time.Minute, func() bool {
@@ -300,8 +300,8 @@ func TestAdmissionElsewhere(t *testing.T) {
 
 // The record of decisions is verified, and its export is what the command line exports.
 func TestAuditExport(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	const calls = 3
@@ -349,8 +349,8 @@ func entries(text string) (found []string) {
 
 // Of a hundred lists of tools any two can be compared, and of a tool only what differs is shown.
 func TestManyVersions(t *testing.T) {
-	t.Parallel()
 	long(t)
+	t.Parallel()
 	b := start(t)
 	n := fleet(t, 1)
 	schema := func(most int) string {
