@@ -278,8 +278,9 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTime)
 	defer cancel()
 	_, err = s.Store.Step(ctx, q.Task.Job, c.Device, func(step *jobs.Step, ahead bool) error {
+		token, result = fresh, waiting // the transaction may be repeated
 		again := step.Runs() && step.CanRepeat()
-		if token = fresh; again {
+		if again {
 			token = step.Rollout().Token
 		}
 		switch {

@@ -238,6 +238,28 @@ func TestGatesThatFail(t *testing.T) {
 	}
 }
 
+// twice is a store whose transactions are repeated, as after a conflict: the second time an older task of the device is due.
+type twice struct{ jobs.Store }
+
+func (s twice) Step(ctx context.Context, id string, device devices.ID, f func(*jobs.Step, bool) error) (jobs.Task, error) {
+	return s.Store.Step(ctx, id, device, func(step *jobs.Step, ahead bool) error {
+		j, task := *step.Job, *step.Task
+		_ = f(&jobs.Step{Job: &j, Task: &task, Now: step.Now}, ahead) // what it did is rolled back
+		return f(step, true)
+	})
+}
+
+func TestRepeatedTransaction(t *testing.T) {
+	f := newFleet(t, lamp)
+	f.Store = twice{f.store}
+	if o := f.check(lamp, "old", home); o != nil {
+		t.Errorf("%+v is offered, and the row does not know", o)
+	}
+	if task := f.task(t, lamp); task.State != jobs.TaskWaiting || len(f.places.list) != 0 {
+		t.Errorf("%s, %d places are taken", task.State, len(f.places.list))
+	}
+}
+
 // Whatever is missing, the device gets no offer, and what was not offered costs nothing.
 func TestNoOffer(t *testing.T) {
 	for name, change := range map[string]func(f *fleet, c *Check){
