@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -73,7 +75,7 @@ type commands struct {
 	Policy      policyCmd      `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
 	Audit       auditCmd       `cmd:"" help:"Show, export or verify the audit: who did what, and when."`
 	Nodes       nodesCmd       `cmd:"" help:"List the nodes."`
-	LogLevel    logLevelCmd    `cmd:"" help:"Show or set how much a node logs."`
+	LogLevel    logLevelCmd    `cmd:"" name:"log-level" help:"Show or set how much a node logs."`
 	Firmware    firmwareCmd    `cmd:"" help:"Show what firmware files are; store images, and show which devices could get them."`
 	Doctor      doctorCmd      `cmd:"" help:"Show the OTA reply that a device gets, and settings with which devices cannot work."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if the node is ready, else with 1 and the reason."`
@@ -92,7 +94,7 @@ type clientFlags struct {
 
 // jsonFlags are the flags of a command that can print JSON. The command's tag set says what that is (json=...), or completes the help (per=...).
 type jsonFlags struct {
-	JSON bool `name:"json" help:"Print ${json}${per}."`
+	JSON bool `name:"json" help:"Print ${json=the server's JSON}${per=}."`
 	clientFlags
 }
 
@@ -129,7 +131,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	args = normalized(args)
 	a.jsonErrors = slices.Contains(args, "--json") // before the parser, whose errors are then JSON, too
 	helped := false
-	parser, err := newParser(&commands{Serve: newServeCmd()},
+	parser, err := newParser(commandsFor(args),
 		kong.Writers(a.stdout, a.stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Help(printHelp),
@@ -166,15 +168,27 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return a.report(ctx, inWordsOf(command, command.Run(a)))
 }
 
-// newParser returns the parser of the command line.
-func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
+// commandsFor returns the command that the arguments name, else all of them. A parser of all takes longer to build than most commands take to run.
+func commandsFor(args []string) any {
+	all := &commands{Serve: newServeCmd()}
+	for f, command := range reflect.ValueOf(all).Elem().Fields() {
+		if name := cmp.Or(f.Tag.Get("name"), strings.ToLower(f.Name)); len(args) > 0 && args[0] == name {
+			one := reflect.New(reflect.StructOf([]reflect.StructField{f}))
+			one.Elem().Field(0).Set(command)
+			return one.Interface()
+		}
+	}
+	return all
+}
+
+// newParser returns the parser of a command line.
+func newParser(cli any, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(cli, append([]kong.Option{
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
 		durations(),
 		numbers(reflect.Int),
 		numbers(reflect.Int64),
-		kong.Vars{"json": "the server's JSON", "per": ""},
 	}, options...)...)
 }
 

@@ -214,6 +214,23 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// A command that is named has a parser of its own, which prints the help that the parser of all prints.
+func TestParserOfOneCommand(t *testing.T) {
+	all, err := newParser(commandsFor(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range all.Model.Children {
+		one, err := newParser(commandsFor([]string{n.Name, "--help"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(one.Model.Children) != 1 || one.Model.Children[0].Name != n.Name || one.Model.Children[0].Summary() != n.Summary() {
+			t.Errorf("fleetd %s has %d commands", n.Name, len(one.Model.Children))
+		}
+	}
+}
+
 // TestServeFlags checks that every setting of the table can be given to the default command, and only what was given
 // counts as given.
 func TestServeFlags(t *testing.T) {

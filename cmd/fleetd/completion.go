@@ -21,10 +21,14 @@ fish: fleetd completion fish > ~/.config/fish/completions/fleetd.fish`
 }
 
 // Run prints the script, which completes commands, flags and the values of flags without a node.
-func (cmd *completionCmd) Run(a *app, command *kong.Context) error {
+func (cmd *completionCmd) Run(a *app) error {
+	parser, err := newParser(commandsFor(nil))
+	if err != nil {
+		return err
+	}
 	var out strings.Builder
 	write := map[string]func(io.Writer, []completed){"bash": writeBash, "zsh": writeZsh, "fish": writeFish}[cmd.Shell]
-	write(&out, completions(command.Model.Node))
+	write(&out, completions(parser.Model.Node))
 	if _, err := io.WriteString(a.stdout, out.String()); err != nil {
 		return failed("write: %w", err)
 	}
