@@ -43,7 +43,8 @@ func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
 	flags := []string{"-tags", strings.Join(tags, ","), "-ldflags", "-s -w -X " + timescale.Flag}
 	if racetest.Enabled {
-		flags = append(flags, "-race", "-gcflags=modernc.org/...=-d=checkptr=0", "-gcflags=modernc.org/sqlite/lib=-race=false -d=checkptr=0") // as in scripts/mode
+		flags = append(flags, "-race", "-gcflags=modernc.org/...=-d=checkptr=0", "-gcflags=modernc.org/sqlite/lib=-race=false -d=checkptr=0",
+			"-gcflags=modernc.org/libc=-race=false -d=checkptr=0") // as in scripts/mode
 	}
 	return p, gobuild.Build(context.Background(), ".", dir, []string{"./cmd/fleetd", "./simulator", "./examples/echo"}, flags...)
 }
