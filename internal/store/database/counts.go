@@ -86,9 +86,9 @@ func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
 var countRows = Rows{Table: "fleet_counts", Columns: append(Text("dimension", "value"), Bigint("slot", "n")...),
 	Conflict: "(dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n"}
 
-// PowerOfTwo returns how many of the rows the next statement writes: a power of two, so that few
+// powerOfTwo returns how many of the rows the next statement writes: a power of two, so that few
 // texts have to be prepared.
-func PowerOfTwo(rows, most int) int {
+func powerOfTwo(rows, most int) int {
 	n := 1
 	for n*2 <= min(rows, most) {
 		n *= 2

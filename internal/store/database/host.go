@@ -33,14 +33,15 @@ const FingerprintKey = "secret_fingerprint"
 const ReadTimeout = 5 * time.Second
 
 // IDSet returns a condition that is true for these sorted ids, and its argument: one statement for
-// any number.
+// any number. On Postgres it is a subquery, of which every plan makes a table: with a plan that is kept from when the table was
+// empty, "= ANY" would compare each row with each id.
 func IDSet[T ~string](postgres bool, column, place string, ids []T) (condition string, arg any) {
 	texts := make([]string, len(ids))
 	for i, id := range ids {
 		texts[i] = string(id)
 	}
 	if postgres {
-		return column + " = ANY(CAST(" + place + " AS TEXT[]))", texts
+		return column + " IN (SELECT unnest(CAST(" + place + " AS TEXT[])))", texts
 	}
 	text, err := json.Marshal(texts)
 	if err != nil {

@@ -90,7 +90,7 @@ func (r *Rows) sqlite(n int) string {
 }
 
 // take returns how many of the rows the next statement of SQLite writes.
-func (r *Rows) take(rows int) int { return PowerOfTwo(rows, cmp.Or(r.Limit, sqliteRows)) }
+func (r *Rows) take(rows int) int { return powerOfTwo(rows, cmp.Or(r.Limit, sqliteRows)) }
 
 // prepared identifies a prepared statement of SQLite.
 type prepared struct {

@@ -4,10 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"fleetd/internal/clock"
@@ -230,29 +230,14 @@ func (t *transaction) forShare() string {
 	return ""
 }
 
-// among runs a query with %s for a condition on the column device: once for all ids on Postgres, in
-// pieces on SQLite.
+// among runs a query, with %s for a condition on the column device, over some devices.
 func (t *transaction) among(ctx context.Context, ids []string, query string, row func(scan func(...any) error) error) error {
-	scan := func(scan func(...any) error) (none struct{}, err error) { return none, row(scan) }
 	if len(ids) == 0 {
 		return nil
 	}
-	if t.db.Postgres() {
-		_, err := database.Collect(ctx, t.tx, scan, strings.ReplaceAll(query, "%s", "= ANY($1)"), ids)
-		return err
-	}
-	for len(ids) > 0 {
-		n := database.PowerOfTwo(len(ids), 256)
-		args := make([]any, n)
-		for i, id := range ids[:n] {
-			args[i] = id
-		}
-		if _, err := database.Collect(ctx, t.tx, scan, strings.ReplaceAll(query, "%s", "IN (?"+strings.Repeat(", ?", n-1)+")"), args...); err != nil {
-			return err
-		}
-		ids = ids[n:]
-	}
-	return nil
+	condition, arg := database.IDSet(t.db.Postgres(), "device", "$1", ids)
+	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (none struct{}, err error) { return none, row(scan) }, fmt.Sprintf(query, condition), arg)
+	return err
 }
 
 // execAmong is among for a statement without rows.
@@ -260,22 +245,9 @@ func (t *transaction) execAmong(ctx context.Context, ids []string, statement str
 	if len(ids) == 0 {
 		return nil
 	}
-	if t.db.Postgres() {
-		_, err := t.tx.ExecContext(ctx, strings.ReplaceAll(statement, "%s", "= ANY($1)"), ids)
-		return err
-	}
-	for len(ids) > 0 {
-		n := database.PowerOfTwo(len(ids), 256)
-		args := make([]any, n)
-		for i, id := range ids[:n] {
-			args[i] = id
-		}
-		if _, err := t.tx.ExecContext(ctx, strings.ReplaceAll(statement, "%s", "IN (?"+strings.Repeat(", ?", n-1)+")"), args...); err != nil {
-			return err
-		}
-		ids = ids[n:]
-	}
-	return nil
+	condition, arg := database.IDSet(t.db.Postgres(), "device", "$1", ids)
+	_, err := t.tx.ExecContext(ctx, fmt.Sprintf(statement, condition), arg)
+	return err
 }
 
 // load reads and locks devices and their credentials, in the order of ids.
@@ -285,7 +257,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 		states[devices.ID(id)] = &state{before: devices.Member{ID: devices.ID(id)}}
 	}
 	err := t.among(ctx, ids, `SELECT device, admission, client_id, name, labels, preferred_transport, serial, joined, first_seen, revision
- FROM devices WHERE device %s ORDER BY device`+t.forUpdate(), func(scan func(...any) error) error {
+ FROM devices WHERE %s ORDER BY device`+t.forUpdate(), func(scan func(...any) error) error {
 		var m devices.Member
 		var labels string
 		var firstSeen int64
@@ -299,7 +271,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 	if err != nil {
 		return nil, err
 	}
-	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason, refused FROM credential_exceptions WHERE device %s ORDER BY device`+t.forUpdate(),
+	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason, refused FROM credential_exceptions WHERE %s ORDER BY device`+t.forUpdate(),
 		func(scan func(...any) error) error {
 			var id devices.ID
 			var generation, previous, until int64

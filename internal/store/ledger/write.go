@@ -100,7 +100,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	} else if n < int64(len(presence)) {
 		return 0, database.ErrConcurrent // another node has created one of these devices
 	}
-	if err := t.execAmong(ctx, absent, `DELETE FROM presence WHERE device %s`); err != nil {
+	if err := t.execAmong(ctx, absent, `DELETE FROM presence WHERE %s`); err != nil {
 		return 0, err
 	}
 	if err := t.deleteLabels(ctx, oldLabels); err != nil {
@@ -112,7 +112,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	if _, err := exceptionRows.Write(ctx, t.tx, t.db, exceptions); err != nil {
 		return 0, err
 	}
-	if err := t.execAmong(ctx, cleared, `DELETE FROM credential_exceptions WHERE device %s`); err != nil {
+	if err := t.execAmong(ctx, cleared, `DELETE FROM credential_exceptions WHERE %s`); err != nil {
 		return 0, err
 	}
 	if err := deltas.Write(ctx, t.tx, t.db); err != nil {
@@ -153,7 +153,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 	if len(gone) == 0 {
 		return nil
 	}
-	err := t.among(ctx, gone, `SELECT device, epoch, online, reason, transport, node, mcp_state, catalog FROM presence WHERE device %s ORDER BY device`+t.forUpdate(),
+	err := t.among(ctx, gone, `SELECT device, epoch, online, reason, transport, node, mcp_state, catalog FROM presence WHERE %s ORDER BY device`+t.forUpdate(),
 		func(scan func(...any) error) error {
 			var p database.PresenceCounted
 			var id devices.ID
@@ -168,7 +168,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 	if err != nil {
 		return err
 	}
-	err = t.among(ctx, gone, `SELECT board, firmware FROM devices WHERE device %s`, func(scan func(...any) error) error {
+	err = t.among(ctx, gone, `SELECT board, firmware FROM devices WHERE %s`, func(scan func(...any) error) error {
 		var board, firmware string
 		err := scan(&board, &firmware)
 		deltas.Facts(board, firmware, -1)
@@ -176,7 +176,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 	})
 	for _, table := range []string{"devices", "presence", "catalog_history", "device_images"} {
 		if err == nil {
-			err = t.execAmong(ctx, gone, `DELETE FROM `+table+` WHERE device %s`)
+			err = t.execAmong(ctx, gone, `DELETE FROM `+table+` WHERE %s`)
 		}
 	}
 	return err

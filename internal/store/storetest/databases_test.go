@@ -3,10 +3,12 @@ package storetest_test
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"fleetd/internal/store/database"
 	"fleetd/internal/store/storetest"
 )
 
@@ -41,6 +43,36 @@ func TestPostgresLists(t *testing.T) {
 func TestPostgresNetwork(t *testing.T) {
 	t.Parallel()
 	storetest.RunNetwork(t, storetest.OnePostgres(t))
+}
+
+// A plan that Postgres keeps from when a table had one row does not compare each later row with each id.
+func TestPlanOfIDSet(t *testing.T) {
+	t.Parallel()
+	db := storetest.Postgres(t)
+	condition, _ := database.IDSet(true, "device", "$1", []string{"a"})
+	db.Exec(t, `CREATE TABLE few (device TEXT PRIMARY KEY)`)
+	db.Exec(t, `INSERT INTO few VALUES ('a')`)
+	db.Exec(t, `ANALYZE few`)
+	db.Raw.SetMaxOpenConns(1)
+	db.Exec(t, `SET plan_cache_mode = force_generic_plan`)
+	db.Exec(t, `PREPARE of_few (text[]) AS SELECT device FROM few WHERE `+condition)
+	rows, err := db.Raw.Query(`EXPLAIN (COSTS OFF) EXECUTE of_few ('{a,b,c}')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(line, "ANY (") {
+			t.Errorf("the plan has %q", strings.TrimSpace(line))
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func BenchmarkSQLite(b *testing.B)   { storetest.Benchmark(b, storetest.SQLite) }
