@@ -214,7 +214,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// A command that is named has a parser of its own, which prints the help that the parser of all prints.
+// A command that is named has a parser of its own, with the same arguments and flags as in the parser of all.
 func TestParserOfOneCommand(t *testing.T) {
 	all, err := newParser(commandsFor(nil))
 	if err != nil {

@@ -24,7 +24,7 @@ fish: fleetd completion fish > ~/.config/fish/completions/fleetd.fish`
 func (cmd *completionCmd) Run(a *app) error {
 	parser, err := newParser(commandsFor(nil))
 	if err != nil {
-		return err
+		return failed("build the command line: %w", err)
 	}
 	var out strings.Builder
 	write := map[string]func(io.Writer, []completed){"bash": writeBash, "zsh": writeZsh, "fish": writeFish}[cmd.Shell]

@@ -48,7 +48,7 @@ func TestCommandsOfTheConsole(t *testing.T) {
 					args = append(args, "1h")
 				}
 			}
-			parser, err := newParser(&commands{Serve: newServeCmd()}, kong.Writers(io.Discard, io.Discard))
+			parser, err := newParser(commandsFor(nil), kong.Writers(io.Discard, io.Discard))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,7 @@ import (
 
 // docs/reference/commands.md is what the program has.
 func TestReference(t *testing.T) {
-	parser, err := newParser(&commands{Serve: newServeCmd()})
+	parser, err := newParser(commandsFor(nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,13 +85,3 @@ func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
 
 var countRows = Rows{Table: "fleet_counts", Columns: append(Text("dimension", "value"), Bigint("slot", "n")...),
 	Conflict: "(dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n"}
-
-// powerOfTwo returns how many of the rows the next statement writes: a power of two, so that few
-// texts have to be prepared.
-func powerOfTwo(rows, most int) int {
-	n := 1
-	for n*2 <= min(rows, most) {
-		n *= 2
-	}
-	return n
-}

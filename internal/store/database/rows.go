@@ -89,8 +89,15 @@ func (r *Rows) sqlite(n int) string {
 	return r.text("VALUES " + row + strings.Repeat(", "+row, n-1))
 }
 
-// take returns how many of the rows the next statement of SQLite writes.
-func (r *Rows) take(rows int) int { return powerOfTwo(rows, cmp.Or(r.Limit, sqliteRows)) }
+// take returns how many of the rows the next statement of SQLite writes: a power of two, so that few
+// texts have to be prepared.
+func (r *Rows) take(rows int) int {
+	n := 1
+	for n*2 <= min(rows, cmp.Or(r.Limit, sqliteRows)) {
+		n *= 2
+	}
+	return n
+}
 
 // prepared identifies a prepared statement of SQLite.
 type prepared struct {
