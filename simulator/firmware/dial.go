@@ -20,6 +20,9 @@ const (
 	// gives out by default.
 	devicesPerSource = 8000
 	resolveFor       = 30 * time.Second
+	// receiveBuffer keeps the system from taking much more than a device has read: a server counts it as received. A chip has
+	// 5,760 bytes (CONFIG_LWIP_TCP_WND_DEFAULT), with which Linux would delay each window on the loopback.
+	receiveBuffer = 16 << 10
 )
 
 // dialer opens the TCP and TLS connections of all devices. It is safe for concurrent use.
@@ -66,6 +69,9 @@ func (d *dialer) dial(ctx context.Context, index int, u deviceURL) (net.Conn, er
 	conn, err := nd.DialContext(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(u.port)))
 	if err != nil {
 		return nil, err
+	}
+	if err := conn.(*net.TCPConn).SetReadBuffer(receiveBuffer); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	if !u.secure {
 		return conn, nil

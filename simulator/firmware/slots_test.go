@@ -3,10 +3,13 @@ package firmware
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,6 +218,49 @@ func TestPowerCutDuringTheDownload(t *testing.T) {
 	r := eventually(t, f, "upgraded at last", inState(StateConnected))
 	if r.Firmware != "2.5.0" || r.Upgrades != 1 || r.UpgradesFailed != 1 || r.Reboots != 2 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What the system of a device has taken and its program has not is as little as on a chip: a server takes it for what the device has.
+func TestDownloadIsReadAsOnAChip(t *testing.T) {
+	t.Parallel()
+	const size, half, ahead = 8 << 20, 2 << 20, 96 << 10 // ahead: the buffers of both systems
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	var sent atomic.Int64
+	go func() {
+		c, err := server.Accept()
+		if err != nil || c.(*net.TCPConn).SetWriteBuffer(4<<10) != nil {
+			return
+		}
+		defer func() { _ = c.Close() }()
+		if _, err := fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", size); err != nil {
+			return
+		}
+		for piece := make([]byte, 1<<10); err == nil; {
+			_, err = c.Write(piece)
+			sent.Add(int64(len(piece)))
+		}
+	}()
+	f := startFleet(t, newFakeServer(t))
+	call, err := f.devices[0].get(t.Context(), "http://"+server.Addr().String()+"/image")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = call.close() }()
+	read := 0
+	err = call.pieces(func(piece []byte) error {
+		if read += len(piece); read < half {
+			return nil
+		}
+		time.Sleep(300 * time.Millisecond) // in which the server sends what it can
+		return errPowerCut
+	})
+	if n := sent.Load() - int64(read); !errors.Is(err, errPowerCut) || n > ahead {
+		t.Errorf("%v; the server has sent %d bytes more than the %d that were read", err, n, read)
 	}
 }
 
