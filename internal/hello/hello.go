@@ -15,11 +15,11 @@
 package hello
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
+	"slices"
+	"strings"
 
 	"fleetd/internal/jsonspan"
 )
@@ -65,69 +65,43 @@ type Device struct {
 // impossible value is refused, since it shows that the sender is faulty.
 func ParseDevice(msg []byte) (Device, error) {
 	d := Device{Audio: DeviceAudio}
-	seen := member(0)
+	var seen [len(members)]bool
 	walk := jsonspan.Object(msg)
 	for walk.Next() {
-		which := memberOf(walk.Key())
-		if which == 0 || seen&which != 0 {
+		i := slices.IndexFunc(members[:], func(name string) bool { return name == string(walk.Key()) })
+		if i < 0 || seen[i] {
 			continue // as in cJSON, the first of duplicate keys counts
 		}
-		seen |= which
-		if err := d.set(which, walk.Value()); err != nil {
+		seen[i] = true
+		if err := d.set(members[i], walk.Value()); err != nil {
 			return Device{}, err
 		}
 	}
 	if err := walk.Err(); err != nil {
 		return Device{}, fmt.Errorf("hello: %w", err)
 	}
-	if seen&memberType == 0 {
+	if !seen[0] {
 		return Device{}, fmt.Errorf("%w: no member \"type\"", ErrInvalid)
 	}
 	return d, nil
 }
 
-type member uint8
+// members of a device's hello that are read. The first one must be there.
+var members = [...]string{"type", "version", "transport", "features", "text_font", "audio_params"}
 
-const (
-	memberType member = 1 << iota
-	memberVersion
-	memberTransport
-	memberFeatures
-	memberTextFont
-	memberAudio
-)
-
-func memberOf(key []byte) member {
-	switch string(key) {
+func (d *Device) set(member string, value []byte) error {
+	switch member {
 	case "type":
-		return memberType
-	case "version":
-		return memberVersion
-	case "transport":
-		return memberTransport
-	case "features":
-		return memberFeatures
-	case "text_font":
-		return memberTextFont
-	case "audio_params":
-		return memberAudio
-	}
-	return 0
-}
-
-func (d *Device) set(which member, value []byte) error {
-	switch which {
-	case memberType:
 		if text, ok := jsonspan.StringBytes(value); !ok || string(text) != "hello" {
 			return fmt.Errorf("%w: the first message must have \"type\":\"hello\", this has %.40s", ErrInvalid, value)
 		}
-	case memberVersion:
+	case "version":
 		n, ok := jsonspan.Int(value)
 		if !ok || n < 0 || n > 1000 {
 			return fmt.Errorf("%w: \"version\" must be a small number, this is %.40s", ErrInvalid, value)
 		}
 		d.Version = int(n)
-	case memberTransport:
+	case "transport":
 		text, ok := jsonspan.StringBytes(value)
 		switch {
 		case ok && string(text) == TransportWebSocket:
@@ -137,13 +111,13 @@ func (d *Device) set(which member, value []byte) error {
 		default:
 			return fmt.Errorf("%w: \"transport\" must be \"websocket\" or \"udp\", this is %.40s", ErrInvalid, value)
 		}
-	case memberFeatures:
+	case "features":
 		return d.features(value)
-	case memberTextFont:
+	case "text_font":
 		if jsonspan.KindOf(value) == jsonspan.KindObject {
 			d.TextFont = append([]byte(nil), value...)
 		}
-	case memberAudio:
+	case "audio_params":
 		return d.Audio.set(value)
 	}
 	return nil
@@ -237,7 +211,7 @@ func (s Server) Append(dst []byte) ([]byte, error) {
 	if s.Transport != TransportWebSocket && s.Transport != TransportUDP {
 		return dst, fmt.Errorf("%w: server hello with transport %q reboots the device", ErrInvalid, s.Transport)
 	}
-	if !plain(s.SessionID) {
+	if !isPlain(s.SessionID, 64, "") {
 		return dst, fmt.Errorf("%w: session id %q must be 1 to 64 of [A-Za-z0-9_-]", ErrInvalid, s.SessionID)
 	}
 	if err := s.Audio.Check(); err != nil {
@@ -251,19 +225,10 @@ func (s Server) Append(dst []byte) ([]byte, error) {
 			return dst, err
 		}
 	}
-	dst = append(dst, `{"type":"hello","transport":"`...)
-	dst = append(dst, s.Transport...)
-	dst = append(dst, `","session_id":"`...)
-	dst = append(dst, s.SessionID...)
-	dst = append(dst, `","audio_params":{"format":"opus","sample_rate":`...)
-	dst = strconv.AppendInt(dst, int64(s.Audio.SampleRate), 10)
-	dst = append(dst, `,"channels":`...)
-	dst = strconv.AppendInt(dst, int64(s.Audio.Channels), 10)
-	dst = append(dst, `,"frame_duration":`...)
-	dst = strconv.AppendInt(dst, int64(s.Audio.FrameDuration), 10)
-	dst = append(dst, '}')
+	dst = fmt.Appendf(dst, `{"type":"hello","transport":"%s","session_id":"%s","audio_params":{"format":"opus","sample_rate":%d,"channels":%d,"frame_duration":%d}`,
+		s.Transport, s.SessionID, s.Audio.SampleRate, s.Audio.Channels, s.Audio.FrameDuration)
 	if s.UDP != nil {
-		dst = s.UDP.append(dst)
+		dst = fmt.Appendf(dst, `,"udp":{"server":"%s","port":%d,"encryption":"aes-128-ctr","key":"%x","nonce":"%x"}`, s.UDP.Server, s.UDP.Port, s.UDP.Key, s.UDP.Nonce)
 	}
 	return append(dst, '}'), nil
 }
@@ -275,7 +240,7 @@ func (u *UDP) check() error {
 	if err == nil && !ip.Is4() {
 		return fmt.Errorf("%w: udp.server %s must be an IPv4 address or a name", ErrInvalid, u.Server)
 	}
-	if err != nil && !isHostName(u.Server) {
+	if err != nil && !isPlain(u.Server, 253, ".") {
 		return fmt.Errorf("%w: udp.server %q is not a valid host name", ErrInvalid, u.Server)
 	}
 	if u.Port == 0 {
@@ -284,35 +249,10 @@ func (u *UDP) check() error {
 	return nil
 }
 
-func (u *UDP) append(dst []byte) []byte {
-	dst = append(dst, `,"udp":{"server":"`...)
-	dst = append(dst, u.Server...)
-	dst = append(dst, `","port":`...)
-	dst = strconv.AppendUint(dst, uint64(u.Port), 10)
-	dst = append(dst, `,"encryption":"aes-128-ctr","key":"`...)
-	dst = hex.AppendEncode(dst, u.Key[:])
-	dst = append(dst, `","nonce":"`...)
-	dst = hex.AppendEncode(dst, u.Nonce[:])
-	return append(dst, `"}`...)
-}
+// plain are the bytes of ids and names that need no escape.
+const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
-// isHostName allows what needs no escaping and no more than DNS does.
-func isHostName(name string) bool {
-	for i := 0; i < len(name); i++ {
-		c := name[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_') {
-			return false
-		}
-	}
-	return len(name) > 0 && len(name) <= 253
-}
-
-func plain(id string) bool {
-	for i := 0; i < len(id); i++ {
-		c := id[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-') {
-			return false
-		}
-	}
-	return len(id) > 0 && len(id) <= 64
+// isPlain reports whether a text has 1 to limit bytes, all of them plain or one of also.
+func isPlain(text string, limit int, also string) bool {
+	return text != "" && len(text) <= limit && strings.Trim(text, plain+also) == ""
 }
