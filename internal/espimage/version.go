@@ -1,10 +1,10 @@
 package espimage
 
 import (
-	"math"
 	"slices"
-	"strconv"
 	"strings"
+
+	"fleetd/internal/selector"
 )
 
 // oldest is the first version that goes on after a failed attempt at an upgrade. Those before restart, for as long as they are
@@ -18,22 +18,7 @@ func Version(text string) (parts []int, ok bool) {
 	if text == "" {
 		return nil, true
 	}
-	for part := range strings.SplitSeq(strings.TrimSuffix(text, "."), ".") { // getline yields nothing after a last dot
-		part = strings.TrimLeft(part, " \t\n\v\f\r")
-		digits := strings.TrimLeft(part, "+-")
-		if len(part)-len(digits) > 1 {
-			return nil, false
-		}
-		if end := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
-			digits = digits[:end]
-		}
-		n, err := strconv.ParseInt(part[:len(part)-len(strings.TrimLeft(part, "+-"))]+digits, 10, 64)
-		if err != nil || n > math.MaxInt32 || n < math.MinInt32 {
-			return nil, false
-		}
-		parts = append(parts, int(n))
-	}
-	return parts, true
+	return selector.AppendVersion(nil, text)
 }
 
 // Newer reports whether the firmware takes an offered version for newer than its own (Ota::IsNewVersionAvailable): the first difference
