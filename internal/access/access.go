@@ -117,12 +117,7 @@ func (s *Scopes) UnmarshalJSON(data []byte) error {
 
 // isPlain reports whether text can be used in a header and shown on a terminal.
 func isPlain(text string) bool {
-	for _, c := range text {
-		if c < ' ' || c == 0x7f || c == '\uFFFD' {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
 }
 
 // Caller is an authenticated caller with its rights. It is immutable.

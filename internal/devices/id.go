@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"fleetd/internal/selector"
 )
 
 // MaxIDLength is the longest device id that is not a MAC address, in bytes.
@@ -22,8 +24,8 @@ type ID string
 // system_info.cc:35-47; MQTT client ids use other separators); anything else is
 // lower-cased and checked. Errors wrap ErrBadID.
 func ParseID(text string) (ID, error) {
-	if id, ok := parseMAC(text); ok {
-		return id, nil
+	if mac, ok := selector.MAC(text); ok {
+		return ID(mac), nil
 	}
 	if text == "" || len(text) > MaxIDLength {
 		return "", fmt.Errorf("%w: it has %d bytes, 1 to %d are allowed", ErrBadID, len(text), MaxIDLength)
@@ -40,41 +42,6 @@ func ParseID(text string) (ID, error) {
 		return "", fmt.Errorf("%w: %q at byte %d; use a MAC address or [a-z0-9][a-z0-9_-]*", ErrBadID, text[i:i+1], i)
 	}
 	return ID(lower), nil
-}
-
-// parseMAC accepts the three notations of a MAC address, but no mixture.
-func parseMAC(text string) (ID, bool) {
-	step := 3
-	switch len(text) {
-	case 12:
-		step = 2
-	case 17:
-		if sep := text[2]; sep != ':' && sep != '-' {
-			return "", false
-		}
-	default:
-		return "", false
-	}
-	var out [17]byte
-	for pair := range 6 {
-		at := pair * step
-		if step == 3 && pair > 0 && text[at-1] != text[2] {
-			return "", false
-		}
-		for k := range 2 {
-			c := text[at+k] | 0x20
-			if text[at+k] >= '0' && text[at+k] <= '9' {
-				c = text[at+k]
-			} else if c < 'a' || c > 'f' {
-				return "", false
-			}
-			out[pair*3+k] = c
-		}
-		if pair < 5 {
-			out[pair*3+2] = ':'
-		}
-	}
-	return ID(out[:]), true
 }
 
 // Token returns the id as one NATS subject token or MQTT topic level: without

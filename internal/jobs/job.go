@@ -8,6 +8,7 @@ package jobs
 import (
 	"crypto/rand"
 	"hash/fnv"
+	"strings"
 	"time"
 
 	"fleetd/internal/api"
@@ -313,14 +314,5 @@ func NewID(now time.Time) string {
 
 // IsID reports whether a text has the form of NewID.
 func IsID(text string) bool {
-	if len(text) != maxIDLength {
-		return false
-	}
-	for i := range len(text) {
-		c := text[i]
-		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z') {
-			return false
-		}
-	}
-	return true
+	return len(text) == maxIDLength && strings.Trim(text, idClockAlphabet) == ""
 }

@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/adhocore/gronx"
@@ -21,7 +22,7 @@ func ParseSchedule(expression string, zone *time.Location, now time.Time) (Sched
 	if err != nil || len(segments) != 6 && len(segments) != 7 || !gronx.New().IsValid(expression) {
 		return Schedule{}, fmt.Errorf("%q is not a cron expression; write five fields, minute hour day month weekday, such as 0 7 * * 1-5", expression)
 	}
-	if fields(expression) != 5 {
+	if len(strings.FieldsFunc(expression, func(r rune) bool { return r == ' ' || r == '\t' })) != 5 {
 		return Schedule{}, fmt.Errorf("%q must have five fields: minute hour day month weekday, such as 0 7 * * 1-5", expression)
 	}
 	s := Schedule{expression, zone}
@@ -30,18 +31,6 @@ func ParseSchedule(expression string, zone *time.Location, now time.Time) (Sched
 		return Schedule{}, fmt.Errorf("%q never fires within five years", expression)
 	}
 	return s, nil
-}
-
-func fields(text string) (n int) {
-	in := false
-	for _, c := range text {
-		if space := c == ' ' || c == '\t'; space == in {
-			if in = !space; in {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // Next returns the first tick after t.

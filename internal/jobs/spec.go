@@ -45,12 +45,7 @@ func HashOf(spec any) string {
 
 // IsKey reports whether a text can be an Idempotency-Key: 1 to 128 printable ASCII characters.
 func IsKey(text string) bool {
-	for i := range len(text) {
-		if text[i] < ' ' || text[i] > '~' {
-			return false
-		}
-	}
-	return text != "" && len(text) <= maxKey
+	return text != "" && len(text) <= maxKey && !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 // faults collects what is wrong with a spec.

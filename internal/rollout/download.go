@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"fleetd/internal/access"
@@ -165,7 +164,6 @@ func (s *Service) Busy(ctx context.Context, id devices.ID, connected bool) *devi
 
 // called are the devices of this node that were told to restart and have not gone yet.
 type called struct {
-	count atomic.Int32 // for those who only ask whether there are any
 	mu    sync.Mutex
 	until map[devices.ID]time.Time
 }
@@ -177,29 +175,20 @@ func (c *called) add(id devices.ID) {
 		c.until = map[devices.ID]time.Time{}
 	}
 	c.until[id] = time.Now().Add(jobs.CalledTime)
-	c.count.Store(int32(len(c.until)))
 }
 
 func (c *called) remove(id devices.ID) {
-	if c.count.Load() == 0 {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.until, id)
-	c.count.Store(int32(len(c.until)))
 }
 
 // has forgets those whose time has passed.
 func (c *called) has(id devices.ID) bool {
-	if c.count.Load() == 0 {
-		return false
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(c.until, func(_ devices.ID, until time.Time) bool { return until.Before(now) })
-	c.count.Store(int32(len(c.until)))
 	return !c.until[id].IsZero()
 }
 

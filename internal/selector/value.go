@@ -63,11 +63,7 @@ const operatorBytes = "<>!"
 
 // delimiter reports whether a byte ends a value without quotes.
 func delimiter(c byte) bool {
-	switch c {
-	case ' ', '\t', '\r', '\n', ',', '(', ')', '=', '"', '\\':
-		return true
-	}
-	return false
+	return strings.IndexByte(" \t\r\n,()=\"\\", c) >= 0
 }
 
 func needsQuotes(text string) bool {
@@ -111,27 +107,46 @@ func appendQuoted(b []byte, text string) []byte {
 // normalID returns the canonical form of a device id: twelve hex digits in pairs, with `:`, `-` or nothing between
 // them, are a MAC address; in other ids ASCII letters become lower case.
 func normalID(id string) string {
-	lower := lowerASCII(id)
-	pairs := lower
-	if len(lower) == 17 && (lower[2] == ':' || lower[2] == '-') {
-		pairs = strings.ReplaceAll(lower, lower[2:3], "")
-		for i := 2; i < 17; i += 3 {
-			if lower[i] != lower[2] {
-				return lower
+	if mac, ok := MAC(id); ok {
+		return mac
+	}
+	return lowerASCII(id)
+}
+
+// MAC returns the canonical form of a MAC address in one of its three notations, but no mixture of them: with `:`, `-` or nothing
+// between its pairs of hex digits.
+func MAC(text string) (address string, ok bool) {
+	step := 3
+	switch len(text) {
+	case 12:
+		step = 2
+	case 17:
+		if sep := text[2]; sep != ':' && sep != '-' {
+			return "", false
+		}
+	default:
+		return "", false
+	}
+	var out [17]byte
+	for pair := range 6 {
+		at := pair * step
+		if step == 3 && pair > 0 && text[at-1] != text[2] {
+			return "", false
+		}
+		for k := range 2 {
+			c := text[at+k] | 0x20
+			if text[at+k] >= '0' && text[at+k] <= '9' {
+				c = text[at+k]
+			} else if c < 'a' || c > 'f' {
+				return "", false
 			}
+			out[pair*3+k] = c
+		}
+		if pair < 5 {
+			out[pair*3+2] = ':'
 		}
 	}
-	if len(pairs) != 12 || strings.Trim(pairs, hexDigits) != "" {
-		return lower
-	}
-	var b strings.Builder
-	for i := 0; i < 12; i += 2 {
-		if i > 0 {
-			b.WriteByte(':')
-		}
-		b.WriteString(pairs[i : i+2])
-	}
-	return b.String()
+	return string(out[:]), true
 }
 
 func lowerASCII(text string) string {
