@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/audit"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/config"
 	"fleetd/internal/node"
 )
@@ -87,10 +88,8 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) e
 		if !cmd.Follow {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, a.refresh) {
 			return nil
-		case <-time.After(a.refresh):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 )
 
 type devicesCmd struct {
@@ -88,10 +89,8 @@ func (a *app) look(ctx context.Context, watch, separate bool, write func(io.Writ
 		if !watch {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, a.refresh) {
 			return nil
-		case <-time.After(a.refresh):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/timespan"
 )
 
@@ -367,10 +368,7 @@ func (a *app) followJob(ctx context.Context, c *apiclient.Client, id string, asJ
 			}
 			return jobExit(&j)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(a.refresh / 2):
-		}
+		clock.Sleep(ctx, a.refresh/2)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 )
 
 const (
@@ -81,10 +82,8 @@ func (s *stream) all(ctx context.Context) iter.Seq2[Event, error] {
 			if s.options.OnRetry != nil {
 				s.options.OnRetry(err, s.wait)
 			}
-			select {
-			case <-ctx.Done():
+			if !clock.Sleep(ctx, s.wait) {
 				return
-			case <-time.After(s.wait):
 			}
 			s.wait = min(2*s.wait, lastRetry)
 		}

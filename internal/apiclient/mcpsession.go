@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // maxMCPFollowed is how many resources a session may follow at the node.
@@ -49,10 +51,7 @@ func (b *mcpBridge) listen(ctx context.Context, session string) {
 			}
 		}
 		if err != nil || ctx.Err() == nil {
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
+			clock.Sleep(ctx, time.Second)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/clock"
+	"fleetd/internal/tasks"
 )
 
 // Limits of unwritten entries.
@@ -135,10 +136,7 @@ func (l *Log) lineLocked(e *Entry) {
 	l.entries++
 	if l.entries >= maxGroup || len(b.Entries) >= maxGroupLen {
 		l.sealLocked()
-		select {
-		case l.wake <- struct{}{}:
-		default: // it has been signalled already
-		}
+		tasks.Signal(l.wake)
 	}
 }
 

@@ -5,6 +5,7 @@
 package clock
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -26,6 +27,16 @@ func Now() time.Time { return time.Now().Add(time.Duration(step.Load())).Round(0
 // Reading returns a time that time.Now returned as nanoseconds of the monotonic clock, for atomic variables and compact
 // structures. It is above zero.
 func Reading(t time.Time) int64 { return int64(t.Sub(start)) }
+
+// Sleep waits. It reports false if ctx ended first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
 
 // Micros returns a time as it is stored: in microseconds since 1970; 0 is the zero time.
 func Micros(t time.Time) int64 {

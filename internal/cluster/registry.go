@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/tasks"
@@ -104,10 +105,8 @@ func (p *Peers) Revoke(ctx context.Context, r registry.Revocation) (nodes []stri
 // as during startup, it waits until ctx ends.
 func (p *Peers) Query(ctx context.Context, at devices.Position) (answers []registry.PeerAnswer) {
 	for !p.link.opt.SingleNode && !p.link.opt.IsConnected() {
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, upPause) {
 			return nil
-		case <-time.After(upPause):
 		}
 	}
 	p.request(ctx, verbAsk, registryMessage{At: &at}, func(m registryMessage) {

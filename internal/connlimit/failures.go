@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // Limits of failed logins per address. All addresses of an IPv6 /64 network count as
@@ -76,12 +78,7 @@ func (f *Failures) failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
 	}
 	f.Delayed.Add(1)
 	defer f.release(host)
-	timer := time.NewTimer(FailureDelay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	clock.Sleep(ctx, FailureDelay)
 	return true
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"fleetd/internal/clock"
 )
 
 // What one caller may have the node do that needs no device, in units of work: a request is
@@ -101,14 +103,10 @@ func (w *Work) BeginUnits(ctx context.Context, caller string, units int64) error
 
 // pause returns err after a while, or the error of ctx.
 func pause(ctx context.Context, d time.Duration, err error) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return err
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, d) {
 		return ctx.Err()
 	}
+	return err
 }
 
 // Charge adds the work of an answer of so many bytes.

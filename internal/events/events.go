@@ -21,9 +21,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 )
 
 const (
@@ -217,10 +219,8 @@ func (b *Bus) keep() {
 				}
 			}
 		}
-		select {
-		case <-b.ctx.Done():
+		if !clock.Sleep(b.ctx, lookPause) {
 			return
-		case <-time.After(lookPause):
 		}
 		select {
 		case <-b.ctx.Done():
@@ -236,10 +236,7 @@ func (b *Bus) keep() {
 }
 
 func (b *Bus) requestLook() {
-	select {
-	case b.wake <- struct{}{}:
-	default: // a check is already requested
-	}
+	tasks.Signal(b.wake)
 }
 
 // Ready returns why events are not stored, and what to do; nil if they are, or if NATS is

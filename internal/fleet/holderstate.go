@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 )
@@ -121,10 +122,8 @@ func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (device
 		if e := (*devices.Error)(nil); !errors.As(err, &e) || e.Code != devices.CodeNotFound {
 			return list, err
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, session.RefreshPoll) {
 			return list, err
-		case <-time.After(session.RefreshPoll):
 		}
 	}
 }

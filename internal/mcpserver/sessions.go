@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // sessions records the owners of sessions and requests, limits their numbers, and ends
@@ -417,10 +418,7 @@ func (s *Server) sweep() {
 			s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 			if g := s.opt.Service.Guard(); g != guard {
 				guard = g
-				select {
-				case s.policyChanged <- struct{}{}:
-				default: // the pending comparison includes this change
-				}
+				tasks.Signal(s.policyChanged)
 			}
 			if !drained && s.opt.Draining() {
 				drained = true

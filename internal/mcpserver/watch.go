@@ -7,7 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 const (
@@ -50,10 +52,7 @@ func (w *watch) follow(ctx context.Context) {
 		if last == (devices.EventPosition{}) { // without a position, missed events cannot be read later
 			w.dropped.Store(true)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(watchRetry):
-		}
+		clock.Sleep(ctx, watchRetry)
 	}
 }
 
@@ -61,10 +60,7 @@ func (w *watch) follow(ctx context.Context) {
 func (w *watch) accept(e devices.StreamEvent) {
 	w.mu.Lock()
 	for ch := range w.waiters[e.Device] {
-		select {
-		case ch <- struct{}{}:
-		default: // a signal is pending
-		}
+		tasks.Signal(ch)
 	}
 	w.mu.Unlock()
 	switch e.Kind {

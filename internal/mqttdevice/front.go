@@ -131,10 +131,8 @@ func (f *Front) Serve(l net.Listener) {
 				warned = now
 				f.opt.Log.Warn("cannot accept MQTT connections; if the open-file limit is reached, raise it with ulimit -n or LimitNOFILE", "error", err)
 			}
-			select {
-			case <-f.ctx.Done():
+			if !clock.Sleep(f.ctx, acceptPause) {
 				return
-			case <-time.After(acceptPause):
 			}
 		}
 	}

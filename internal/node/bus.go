@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/datadir"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -43,10 +44,7 @@ func (b *bus) onConnect() {
 	if b.up.Swap(true) {
 		return
 	}
-	select {
-	case b.reconnected <- struct{}{}:
-	default: // one signal is enough
-	}
+	tasks.Signal(b.reconnected)
 }
 
 const natsStart = 10 * time.Second

@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/jobs/runner"
 	"fleetd/internal/rollout"
 	"fleetd/internal/store/jobstore"
+	"fleetd/internal/tasks"
 )
 
 // hintEvery limits the hints to other nodes: each makes them read the open jobs.
@@ -117,10 +118,8 @@ func (s *jobsSide) hint(ctx context.Context) {
 		case <-s.hints:
 		}
 		s.node.cluster.HintWork()
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, hintEvery) {
 			return
-		case <-time.After(hintEvery):
 		}
 	}
 }
@@ -139,10 +138,7 @@ func (s *jobsSide) committed(changed []jobs.Change, ended []jobs.Task) {
 	s.count(changed, ended)
 	for i := range changed {
 		if isWork(&changed[i]) {
-			select {
-			case s.hints <- struct{}{}:
-			default: // one is about to be sent
-			}
+			tasks.Signal(s.hints)
 			break
 		}
 	}

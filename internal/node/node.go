@@ -38,6 +38,7 @@ import (
 	"fleetd/internal/store"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
+	"fleetd/internal/tasks"
 	"fleetd/internal/trace"
 	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
@@ -240,10 +241,7 @@ func (n *node) openStore(ctx context.Context) error {
 	defer cancel()
 	var err error
 	n.store, err = store.Open(ctx, n.cfg.Database, n.cfg.DataDir, n.log, store.OnReady(func() {
-		select {
-		case n.ready <- struct{}{}:
-		default: // one wake-up is enough
-		}
+		tasks.Signal(n.ready)
 	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) }), store.OnImage(n.imageChanged)) // rows come from the core, so it exists
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"fleetd/internal/cluster"
+	"fleetd/internal/tasks"
 )
 
 // join checks that the nodes on this NATS belong to this fleet. It is called again when NATS
@@ -66,10 +67,7 @@ func (n *node) shared() bool { return strings.HasPrefix(n.cfg.Database, "postgre
 
 // wake makes rejoins handle a time in which the process did not run.
 func (n *node) wake() {
-	select {
-	case n.resumed <- struct{}{}:
-	default: // one signal is enough
-	}
+	tasks.Signal(n.resumed)
 }
 
 // rejoins catches up, each time the node was disconnected from the others: they may have

@@ -8,6 +8,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // rotated applies the fleet's secrets. fresh is set if other nodes may not have them yet.
@@ -25,10 +26,7 @@ func (n *node) rotated(r devices.Rotation, fresh bool) {
 		n.log.Error("the fleet's secret was rotated, but this node cannot use the new one and refuses credentials that other nodes accept", "error", err)
 		return
 	}
-	select {
-	case n.rotations <- struct{}{}:
-	default: // one signal is enough
-	}
+	tasks.Signal(n.rotations)
 }
 
 // followRotation updates the admin token's file and the sealed data in the database to the

@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // Timing of event streams.
@@ -295,10 +296,7 @@ func (e *eventStream) writeLocked(b []byte) error {
 		return errSlowReader
 	}
 	if e.last.Sub(e.sent) < flushEvery {
-		select {
-		case e.hasMore <- struct{}{}:
-		default: // the keeper flushes soon anyway
-		}
+		tasks.Signal(e.hasMore)
 		return nil
 	}
 	return e.flushLocked()

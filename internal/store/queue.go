@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // Limits of the queue.
@@ -137,10 +138,7 @@ func (q *queue) update(change func() (urgent bool)) {
 }
 
 func (q *queue) signal() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	tasks.Signal(q.wake)
 }
 
 // size returns the number of queued rows, and whether they are a full group; it sets the gauges.

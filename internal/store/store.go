@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/records"
+	"fleetd/internal/tasks"
 )
 
 const (
@@ -374,10 +375,7 @@ func (s *Store) suspect(err error) {
 
 // raiseDoubt requests an immediate check.
 func (s *Store) raiseDoubt() {
-	select {
-	case s.doubt <- struct{}{}:
-	default:
-	}
+	tasks.Signal(s.doubt)
 }
 
 // Close writes the queued rows, stops the goroutines and closes the database. If ctx ends first,

@@ -68,3 +68,11 @@ func Contain(log *slog.Logger, after func()) {
 		}
 	}
 }
+
+// Signal wakes the goroutine that waits for a channel of capacity 1, or that will: once, however often it is called before.
+func Signal(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -282,12 +283,8 @@ func (l *link) knownTools(svc Service, id devices.ID, user bool) (devices.ToolLi
 		if time.Now().After(deadline) {
 			return list, &devices.Error{Code: devices.CodeDeviceError, Detail: "the device has not sent its tools yet; try again"}
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-l.ctx.Done():
-			timer.Stop()
+		if !clock.Sleep(l.ctx, pause) {
 			return list, l.ctx.Err()
-		case <-timer.C:
 		}
 	}
 }

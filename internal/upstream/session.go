@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
@@ -137,10 +138,7 @@ func (t *bridgeSession) message(kind string, msg []byte) {
 	}
 	if t.phase == phaseParked {
 		if listens || kind == "abort" {
-			select {
-			case t.wake <- struct{}{}:
-			default:
-			}
+			tasks.Signal(t.wake)
 		}
 		if t.udp || !listens {
 			t.b.Dropped.Add(DropNoUpstream, 1)
@@ -301,15 +299,11 @@ func (t *bridgeSession) awaitDial() bool {
 	if wait <= 0 {
 		return true
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-t.ctx.Done():
+	if !clock.Sleep(t.ctx, wait) {
 		t.stopRunning()
 		return false
 	}
+	return true
 }
 
 func (t *bridgeSession) stopRunning() {

@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // Timing of the index.
@@ -30,10 +31,7 @@ func (s *Server) addToIndex(ctx context.Context, p devices.Photo) {
 
 // requestFill requests that the index be filled.
 func (s *Server) requestFill() {
-	select {
-	case s.missing <- struct{}{}:
-	default: // already requested
-	}
+	tasks.Signal(s.missing)
 }
 
 // Keep adds stored photos that are missing in the index, from a time

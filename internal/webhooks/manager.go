@@ -18,6 +18,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/egress"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -280,10 +281,7 @@ func (m *Manager) endWorkers(workers []*worker) {
 
 // record requests that deliveries are recorded.
 func (m *Manager) record() {
-	select {
-	case m.dirty <- struct{}{}:
-	default:
-	}
+	tasks.Signal(m.dirty)
 }
 
 // recordAll records what the workers have done, in one transaction for all: deliveries at once, positions after events
@@ -314,10 +312,8 @@ func (m *Manager) recordAll(ctx context.Context) {
 				w.launch()
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, recordPause) {
 			return
-		case <-time.After(recordPause):
 		}
 	}
 }
@@ -369,10 +365,7 @@ func (m *Manager) publishDisabled(h *Hook, s *Status) {
 }
 
 func (m *Manager) wake() {
-	select {
-	case m.poke <- struct{}{}:
-	default:
-	}
+	tasks.Signal(m.poke)
 }
 
 // creator returns who a webhook acts as.

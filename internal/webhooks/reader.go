@@ -5,8 +5,8 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/tasks"
 )
@@ -43,10 +43,7 @@ func (r *reader) join(w *worker) bool {
 	}
 	if !r.reading {
 		r.at, r.reading = w.read, true
-		select {
-		case r.started <- struct{}{}:
-		default:
-		}
+		tasks.Signal(r.started)
 	}
 	for i, seq := range r.at {
 		if w.read[i] < seq {
@@ -80,10 +77,8 @@ func (r *reader) run(ctx context.Context) {
 			if err := r.m.opt.Events.Follow(ctx, devices.EventQuery{After: at}, r.event); errors.Is(err, errUnused) {
 				break
 			}
-			select {
-			case <-ctx.Done():
+			if !clock.Sleep(ctx, followPause) {
 				return
-			case <-time.After(followPause):
 			}
 		}
 	}

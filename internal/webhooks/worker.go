@@ -148,10 +148,8 @@ func (w *worker) follow() {
 		case errors.Is(err, errJoined), errors.Is(err, errFull):
 			continue
 		}
-		select {
-		case <-w.ctx.Done():
+		if !clock.Sleep(w.ctx, followPause) {
 			return
-		case <-time.After(followPause):
 		}
 	}
 }
@@ -400,10 +398,7 @@ func (w *worker) leftReader() {
 }
 
 func (w *worker) moveLocked() {
-	select {
-	case w.moved <- struct{}{}:
-	default:
-	}
+	tasks.Signal(w.moved)
 }
 
 // send delivers, and tries again until that is successful or turns out not to be wanted. It returns false if the worker ends
@@ -414,10 +409,8 @@ func (w *worker) send(d *delivery) bool {
 		if err == nil {
 			return true
 		}
-		select {
-		case <-w.ctx.Done():
+		if !clock.Sleep(w.ctx, pause) {
 			return false
-		case <-time.After(pause):
 		}
 	}
 }
@@ -482,10 +475,7 @@ func (w *worker) post(d *delivery) (pause time.Duration, err error) {
 		}
 		defer func() {
 			if err != nil {
-				select {
-				case <-w.ctx.Done():
-				case <-time.After(pause):
-				}
+				clock.Sleep(w.ctx, pause)
 				pause = 0
 			}
 			<-w.probe

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
@@ -226,10 +227,8 @@ func (f *Front) sweepAll(batch []*conn) {
 		if len(batch) == 0 {
 			return
 		}
-		select {
-		case <-f.ctx.Done():
+		if !clock.Sleep(f.ctx, sweepEvery/(2*sweepSteps)) {
 			return
-		case <-time.After(sweepEvery / (2 * sweepSteps)):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -140,10 +141,7 @@ func (m *Nodes) Run(ctx context.Context, fleet Fleet) {
 	for {
 		lost, err := m.beat(ctx)
 		if err == nil {
-			select {
-			case renewed <- struct{}{}:
-			default: // it is about to read
-			}
+			tasks.Signal(renewed)
 		}
 		switch {
 		case errors.Is(err, errNodeTwice):

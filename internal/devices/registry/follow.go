@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 const (
@@ -293,10 +294,7 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 
 // signalGap makes run check for a gap.
 func (r *Registry) signalGap() {
-	select {
-	case r.gap <- struct{}{}:
-	default:
-	}
+	tasks.Signal(r.gap)
 }
 
 // run reads the changes that no hint delivered.
@@ -307,10 +305,8 @@ func (r *Registry) run() {
 			return
 		case <-r.gap:
 		}
-		select {
-		case <-r.ctx.Done():
+		if !clock.Sleep(r.ctx, gapDelay) {
 			return
-		case <-time.After(gapDelay):
 		}
 		if !r.hasGap() {
 			continue

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/timescale"
 )
@@ -171,10 +172,8 @@ func (r *Registry) admitBySnapshot() {
 // did.
 func (r *Registry) retryPeers() {
 	for !r.Ready() {
-		select {
-		case <-r.ctx.Done():
+		if !clock.Sleep(r.ctx, peerLimit) {
 			return
-		case <-time.After(peerLimit):
 		}
 		if r.catchUpFromPeers(r.ctx) {
 			r.admitBySnapshot()

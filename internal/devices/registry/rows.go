@@ -6,7 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -100,10 +102,7 @@ func (w *rows) request(id devices.ID, deliver bool) *rowRequest {
 	if wait == nil {
 		wait = &rowRequest{done: make(chan struct{})}
 		w.waiting[id] = wait
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		tasks.Signal(w.wake)
 	}
 	wait.deliver = wait.deliver || deliver
 	return wait
@@ -119,10 +118,8 @@ func (w *rows) run() {
 		}
 		for page := w.nextPage(); len(page) > 0; page = w.nextPage() {
 			if !w.read(page) {
-				select {
-				case <-w.r.ctx.Done():
+				if !clock.Sleep(w.r.ctx, rowRetry) {
 					return
-				case <-time.After(rowRetry):
 				}
 			}
 		}

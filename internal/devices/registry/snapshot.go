@@ -22,6 +22,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/durable"
+	"fleetd/internal/tasks"
 )
 
 // Files in the data directory: the registry as of one position, and the changes since.
@@ -115,10 +116,7 @@ func (f *file) reset() {
 }
 
 func (f *file) signal() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	tasks.Signal(f.wake)
 }
 
 // await returns once the changes up to a revision were written to the operating system,

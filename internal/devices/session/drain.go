@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -62,10 +63,8 @@ func (s *Hub) Drain(ctx context.Context, window time.Duration) {
 	defer wg.Wait()
 	for i, x := range sessions {
 		due := begun.Add(window * time.Duration(i) / time.Duration(len(sessions)))
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, time.Until(due)) {
 			return
-		case <-time.After(time.Until(due)):
 		}
 		wg.Go(func() {
 			x.awaitPause(ctx, end)

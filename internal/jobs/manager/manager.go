@@ -97,10 +97,7 @@ func (m *Manager) Close() {
 
 // Poke starts the periodic work now, if this node does it. It does not block.
 func (m *Manager) Poke() {
-	select {
-	case m.wake <- struct{}{}:
-	default: // it starts already
-	}
+	tasks.Signal(m.wake)
 }
 
 // OnDecision ends the tasks of a device that is no longer known, together with those of others that leave meanwhile. It does not

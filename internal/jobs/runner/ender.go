@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
+	"fleetd/internal/tasks"
 )
 
 // ender records how tasks ended, in groups. What the database does not accept is kept, and
@@ -32,10 +33,7 @@ func newEnder(r *Runner) *ender {
 }
 
 func (e *ender) signal() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
+	tasks.Signal(e.wake)
 }
 
 func (e *ender) add(end jobs.End) {

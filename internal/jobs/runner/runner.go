@@ -191,10 +191,7 @@ func (r *Runner) Hold(id devices.ID, idle bool) (why jobs.Wait, here bool) {
 }
 
 func (r *Runner) signal() {
-	select {
-	case r.wake <- struct{}{}:
-	default: // it wakes already
-	}
+	tasks.Signal(r.wake)
 }
 
 // Connected implements session.Lifecycle: the device takes messages, and so restarts, whether it answers MCP or not.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"time"
+
+	"fleetd/internal/tasks"
 )
 
 // Checkpoints of SQLite copy pages from its log into the file. By default a connection does that
@@ -39,10 +41,7 @@ func startCheckpointer(db *sql.DB, turn chan struct{}) *checkpointer {
 
 // written records a write.
 func (c *checkpointer) written() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	tasks.Signal(c.wake)
 }
 
 func (c *checkpointer) close() error {

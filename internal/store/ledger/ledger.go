@@ -26,6 +26,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
+	"fleetd/internal/tasks"
 )
 
 const (
@@ -199,10 +200,7 @@ func (l *Ledger) wait(ctx context.Context, r *request) error {
 		l.short = append(l.short, r)
 	}
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	tasks.Signal(l.wake)
 	select {
 	case err := <-r.done:
 		return err
