@@ -10,7 +10,6 @@ import (
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
-	"fleetd/internal/jsonspan"
 )
 
 // Record records an entry, if there is an audit log.
@@ -53,21 +52,6 @@ func (s *Dispatcher) auditCall(c *devices.ToolCall, begun time.Time, r *devices.
 	}
 	e.Detail = detailOf(c.Job, e.Detail)
 	s.Record(e)
-}
-
-// auditRPC records a raw request: tools/call as a call of the tool, others by their method.
-func (s *Dispatcher) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCResult, err error) {
-	if s.ports.Audit == nil {
-		return
-	}
-	result := devices.ToolResult{Node: s.cfg.Node, IsError: r.Error != nil}
-	call, ok := toolCallOf(c)
-	if c.Method != methodCall || !ok {
-		call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Tool: devices.Clip(c.Method), Arguments: c.Params}
-	} else if err == nil && jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
-		result.IsError = true
-	}
-	s.auditCall(&call, begun, &result, err)
 }
 
 // setOutcome sets the outcome of an entry.

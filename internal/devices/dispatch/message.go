@@ -17,7 +17,14 @@ func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 	kind, body, err := speech.CheckMessage(m.Body)
 	m.Body = body
 	if err == nil {
-		_, err = route(ctx, s, &messageVerb{m, kind})
+		_, err = route(ctx, s, m.Principal, m.Device, devices.OriginCaller, // QueueMessage has those of other origins
+			func() error { return s.guardMessage(ctx, m.Principal, m.Device, kind) },
+			func(x *session.Session) (struct{}, error) {
+				outcome := make(chan error, 1)
+				x.Queue(kind, m.Body, func(err error) { outcome <- err })
+				return struct{}{}, <-outcome
+			},
+			func() (struct{}, error) { return struct{}{}, s.ports.Router.ForwardMessage(ctx, m) })
 	}
 	s.noteMessage(&m, kind, err)
 	return devices.WithCallID(err, m.ID)

@@ -62,22 +62,6 @@ func (s *Dispatcher) recordCall(c *devices.ToolCall, begun time.Time, r *devices
 	s.ports.Recorder.Call(step)
 }
 
-// recordRPC is recordCall for a raw request.
-func (s *Dispatcher) recordRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCResult, err error) {
-	if s.ports.Recorder == nil {
-		return
-	}
-	call, ok := toolCallOf(c)
-	if c.Method != methodCall || !ok {
-		call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Tool: devices.Clip(c.Method)}
-	}
-	result := devices.ToolResult{Content: r.Result, IsError: r.Error != nil || jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue}
-	if s.hub.IsHere(c.Device) {
-		result.Node = s.cfg.Node
-	}
-	s.recordCall(&call, begun, &result, err)
-}
-
 // outcomeSent is the outcome of a message that was written to the device.
 const outcomeSent = "sent"
 

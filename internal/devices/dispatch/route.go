@@ -10,28 +10,17 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/session"
+	"fleetd/internal/jsonspan"
 )
-
-// verb is a kind of request that route handles.
-type verb[R any] interface {
-	// target returns the principal, the device and the origin.
-	target() (principal access.Principal, id devices.ID, origin devices.Origin)
-	// permit returns an error if the principal may not send this request at all; route
-	// calls it before it looks up the device.
-	permit(ctx context.Context, s *Dispatcher) error
-	// runLocal runs the request on a session of this node.
-	runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (R, error)
-	// forward runs the request on the node that holds the device; ErrNoHolder if none does.
-	forward(ctx context.Context, s *Dispatcher) (R, error)
-}
 
 // route runs a request on this node if it holds the device, else, for requests of callers,
 // on the holder: one hop, never two. A request is repeated, once, only if a takeover ended it
-// before a byte was sent.
-func route[R any](ctx context.Context, s *Dispatcher, v verb[R]) (r R, err error) {
-	principal, id, origin := v.target()
+// before a byte was sent. permit returns an error if the principal may not send this request at all; local runs it on a session of
+// this node, and forward on the node that holds the device, with ErrNoHolder if none does.
+func route[R any](ctx context.Context, s *Dispatcher, principal access.Principal, id devices.ID, origin devices.Origin,
+	permit func() error, local func(x *session.Session) (R, error), forward func() (R, error)) (r R, err error) {
 	if origin == devices.OriginCaller {
-		if err := v.permit(ctx, s); err != nil {
+		if err := permit(); err != nil {
 			return r, err // refused before the existence of the device is revealed
 		}
 		if err := s.limiter.Acquire(principal.Key()); err != nil {
@@ -44,13 +33,13 @@ func route[R any](ctx context.Context, s *Dispatcher, v verb[R]) (r R, err error
 		switch {
 		case x != nil:
 			if err = s.busyError(ctx, id, true); err == nil {
-				r, err = v.runLocal(ctx, s, x)
+				r, err = local(x)
 			}
 		case origin == devices.OriginCaller:
-			r, err = v.forward(ctx, s)
+			r, err = forward()
 			err = s.OrAbsent(ctx, id, err)
 		default:
-			if err = v.permit(ctx, s); err == nil {
+			if err = permit(); err == nil {
 				err = s.AbsentError(ctx, id)
 			}
 		}
@@ -112,31 +101,15 @@ func (s *Dispatcher) callID(given string) string {
 // NewCallID returns an id for a call, raw request or message that this node received first.
 func (s *Dispatcher) NewCallID() string { return s.callIDs.Next() }
 
-// toolVerb is a call of a tool.
-type toolVerb devices.ToolCall
-
-func (v *toolVerb) target() (access.Principal, devices.ID, devices.Origin) {
-	return v.Principal, v.Device, v.Origin
-}
-
-func (v *toolVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.Permit(ctx, v.Principal, access.ScopeCall, v.Device)
-}
-
-func (v *toolVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (devices.ToolResult, error) {
-	return s.call(ctx, x, (*devices.ToolCall)(v), nil)
-}
-
-func (v *toolVerb) forward(ctx context.Context, s *Dispatcher) (devices.ToolResult, error) {
-	return s.ports.Router.Forward(ctx, devices.ToolCall(*v))
-}
-
 // CallTool calls a tool of a device. ctx has the deadline, including waiting. Errors are
 // *Error.
 func (s *Dispatcher) CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
 	c.ID = s.callID(c.ID)
-	r, err := route(ctx, s, (*toolVerb)(&c))
+	r, err := route(ctx, s, c.Principal, c.Device, c.Origin,
+		func() error { return s.Permit(ctx, c.Principal, access.ScopeCall, c.Device) },
+		func(x *session.Session) (devices.ToolResult, error) { return s.call(ctx, x, &c, nil) },
+		func() (devices.ToolResult, error) { return s.ports.Router.Forward(ctx, c) })
 	if c.Origin != devices.OriginNode {
 		s.auditCall(&c, begun, &r, err)
 	}
@@ -145,60 +118,35 @@ func (s *Dispatcher) CallTool(ctx context.Context, c devices.ToolCall) (devices.
 	return r, devices.WithCallID(err, c.ID)
 }
 
-// rpcVerb is a raw request.
-type rpcVerb devices.RPCCall
-
-func (v *rpcVerb) target() (access.Principal, devices.ID, devices.Origin) {
-	return v.Principal, v.Device, v.Origin
-}
-
-func (v *rpcVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.Permit(ctx, v.Principal, access.ScopeCall, v.Device)
-}
-
-func (v *rpcVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (devices.RPCResult, error) {
-	return s.checkedRPC(ctx, x, devices.RPCCall(*v))
-}
-
-func (v *rpcVerb) forward(ctx context.Context, s *Dispatcher) (devices.RPCResult, error) {
-	return s.ports.Router.ForwardRPC(ctx, devices.RPCCall(*v))
-}
-
 // CallRPC sends any MCP request except `initialize` to a device. tools/call is handled like
 // CallTool, including the schema check and special tools.
 func (s *Dispatcher) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
 	begun := time.Now()
 	c.ID = s.callID(c.ID)
-	r, err := route(ctx, s, (*rpcVerb)(&c))
+	r, err := route(ctx, s, c.Principal, c.Device, c.Origin,
+		func() error { return s.Permit(ctx, c.Principal, access.ScopeCall, c.Device) },
+		func(x *session.Session) (devices.RPCResult, error) { return s.checkedRPC(ctx, x, c) },
+		func() (devices.RPCResult, error) { return s.ports.Router.ForwardRPC(ctx, c) })
+	call, result := s.callOf(&c, &r)
 	if c.Origin != devices.OriginNode {
-		s.auditRPC(&c, begun, &r, err)
+		s.auditCall(&call, begun, &result, err)
 	}
-	s.recordRPC(&c, begun, &r, err)
+	s.recordCall(&call, begun, &result, err)
 	r.Call = c.ID
 	return r, devices.WithCallID(err, c.ID)
 }
 
-// messageVerb is a message other than MCP; devices do not answer it.
-type messageVerb struct {
-	devices.Message
-	kind string
-}
-
-// target always routes: QueueMessage handles messages from other origins.
-func (v *messageVerb) target() (access.Principal, devices.ID, devices.Origin) {
-	return v.Principal, v.Device, devices.OriginCaller
-}
-
-func (v *messageVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.guardMessage(ctx, v.Principal, v.Device, v.kind)
-}
-
-func (v *messageVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (struct{}, error) {
-	outcome := make(chan error, 1)
-	x.Queue(v.kind, v.Body, func(err error) { outcome <- err })
-	return struct{}{}, <-outcome
-}
-
-func (v *messageVerb) forward(ctx context.Context, s *Dispatcher) (struct{}, error) {
-	return struct{}{}, s.ports.Router.ForwardMessage(ctx, v.Message)
+// callOf is a raw request as audit and recorder have it: tools/call as a call of the tool, others by their method.
+func (s *Dispatcher) callOf(c *devices.RPCCall, r *devices.RPCResult) (devices.ToolCall, devices.ToolResult) {
+	result := devices.ToolResult{Content: r.Result, IsError: r.Error != nil}
+	if s.hub.IsHere(c.Device) {
+		result.Node = s.cfg.Node
+	}
+	call, ok := toolCallOf(c)
+	if c.Method != methodCall || !ok {
+		call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Tool: devices.Clip(c.Method), Arguments: c.Params}
+	} else if jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
+		result.IsError = true
+	}
+	return call, result
 }
