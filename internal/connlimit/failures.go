@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +19,6 @@ const (
 	FailureDelay         = 2 * time.Second  // before the answer to any other failure
 	MaxDelayed           = 256              // answers that are delayed at a time, for all addresses
 	MaxDelayedPerAddress = 4                // for one address; more are refused at once
-	maxFailureHosts      = 20_000           // addresses remembered
 )
 
 // Failures slows down clients that try credentials at a listener. It is called only
@@ -30,27 +28,19 @@ const (
 // It is safe for concurrent use.
 type Failures struct {
 	trusted []netip.Prefix
-
-	mu      sync.Mutex
-	hosts   map[netip.Addr]*attempts
-	delayed int
+	rates   Rates
+	waiting *Shares[netip.Addr] // for the answer
+	places  chan struct{}       // of all that wait
 
 	// Answered counts failures within the burst, Delayed those that were answered
 	// late, Refused those that were refused because too many were being delayed.
 	Answered, Delayed, Refused atomic.Uint64
 }
 
-// attempts counts the failures of one address.
-type attempts struct {
-	spent   float64 // of the burst; one is returned each FailureEvery
-	at      time.Time
-	delayed int
-}
-
 // NewFailures returns Failures. Addresses in trusted are proxies: their failures are
 // not counted, since the client is unknown.
 func NewFailures(trusted []netip.Prefix) *Failures {
-	return &Failures{trusted: trusted, hosts: map[netip.Addr]*attempts{}}
+	return &Failures{trusted: trusted, waiting: NewShares[netip.Addr](MaxDelayedPerAddress), places: make(chan struct{}, MaxDelayed)}
 }
 
 // Failed counts a failed attempt. Within the burst of the address it returns false at
@@ -68,16 +58,23 @@ func (f *Failures) failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
 		return false
 	}
 	host := AddressKey(addr)
-	switch f.spend(host, time.Now()) {
-	case failureInBurst:
+	if f.rates.Allow(host, int(time.Minute/FailureEvery), FailureBurst) {
 		f.Answered.Add(1)
 		return false
-	case failureRefused:
+	}
+	if !f.waiting.Acquire(host) {
+		f.Refused.Add(1)
+		return true
+	}
+	defer f.waiting.Release(host)
+	select {
+	case f.places <- struct{}{}:
+		defer func() { <-f.places }()
+	default:
 		f.Refused.Add(1)
 		return true
 	}
 	f.Delayed.Add(1)
-	defer f.release(host)
 	clock.Sleep(ctx, FailureDelay)
 	return true
 }
@@ -93,66 +90,6 @@ func (f *Failures) FailedRequest(r *http.Request) (tooMany bool) {
 		return f.Failed(r.Context(), addr)
 	}
 	return f.failed(r.Context(), addr)
-}
-
-// Results of spend.
-const (
-	failureInBurst = iota // it is within the burst
-	failureDelayed        // a place to wait was taken
-	failureRefused
-)
-
-func (f *Failures) spend(host netip.Addr, now time.Time) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a := f.hosts[host]
-	if a == nil {
-		if len(f.hosts) >= maxFailureHosts {
-			f.evictLocked(now)
-		}
-		a = &attempts{at: now}
-		f.hosts[host] = a
-	}
-	a.spent = max(0, a.spent-float64(now.Sub(a.at))/float64(FailureEvery))
-	a.at = now
-	switch {
-	case a.spent+1 <= FailureBurst:
-		a.spent++
-		return failureInBurst
-	case a.delayed >= MaxDelayedPerAddress || f.delayed >= MaxDelayed:
-		return failureRefused
-	}
-	a.delayed++
-	f.delayed++
-	return failureDelayed
-}
-
-func (f *Failures) release(host netip.Addr) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.delayed--
-	if a := f.hosts[host]; a != nil && a.delayed > 0 {
-		a.delayed--
-	}
-}
-
-// evictLocked removes at least an eighth of a full table, because it scans all of it:
-// first the addresses whose burst is complete again, then any that have no delayed
-// answer. The cost per address thus stays small.
-func (f *Failures) evictLocked(now time.Time) {
-	for host, a := range f.hosts {
-		if a.delayed == 0 && a.spent <= float64(now.Sub(a.at))/float64(FailureEvery) {
-			delete(f.hosts, host)
-		}
-	}
-	for host, a := range f.hosts {
-		if len(f.hosts) <= maxFailureHosts*7/8 {
-			return
-		}
-		if a.delayed == 0 {
-			delete(f.hosts, host)
-		}
-	}
 }
 
 // InNetworks reports whether an address is in one of the networks.

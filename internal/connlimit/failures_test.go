@@ -90,8 +90,8 @@ func TestFailuresWaitBounded(t *testing.T) {
 		}
 		leave()
 		wg.Wait()
-		if f.delayed != 0 || f.hosts[one].delayed != 0 || time.Since(begun) != 0 {
-			t.Errorf("%d still wait", f.delayed)
+		if len(f.places) != 0 || len(f.waiting.held) != 0 || time.Since(begun) != 0 {
+			t.Errorf("%d still wait", len(f.places))
 		}
 		for i := range MaxDelayed {
 			addr := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
@@ -104,26 +104,6 @@ func TestFailuresWaitBounded(t *testing.T) {
 		}
 		wg.Wait()
 	})
-}
-
-// The memory for addresses is limited, and no address with a delayed answer is evicted.
-func TestFailuresAreForgotten(t *testing.T) {
-	f := NewFailures(nil)
-	now := time.Now()
-	waiting := netip.MustParseAddr("192.0.2.1")
-	for range FailureBurst + 1 {
-		f.spend(waiting, now)
-	}
-	for i := range 2 * maxFailureHosts {
-		f.spend(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now)
-	}
-	if len(f.hosts) > maxFailureHosts || f.hosts[waiting] == nil {
-		t.Errorf("%d addresses are remembered", len(f.hosts))
-	}
-	f.evictLocked(now.Add(time.Hour))
-	if len(f.hosts) != 1 || f.hosts[waiting] == nil {
-		t.Errorf("%d addresses are remembered after an hour", len(f.hosts))
-	}
 }
 
 // For a trusted proxy the address that it names is counted, and its own never is;

@@ -11,49 +11,46 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// AddressShares limits how much of a resource one address may hold, so that a single
-// host cannot block all others. All addresses of an IPv6 /64 network count as one,
-// because a host usually has all of them. It is safe for concurrent use.
-type AddressShares struct {
+// Shares limits how much of a resource each of many may hold, so that none
+// excludes the others. It is safe for concurrent use.
+type Shares[K comparable] struct {
 	limit int // 0: none
 	mu    sync.Mutex
-	held  map[netip.Addr]int
+	held  map[K]int
 }
 
-// NewAddressShares returns AddressShares of limit each; 0: unlimited.
-func NewAddressShares(limit int) *AddressShares {
-	return &AddressShares{limit: limit, held: map[netip.Addr]int{}}
+// NewShares returns Shares of limit each; 0: unlimited. Shares of addresses have an AddressKey.
+func NewShares[K comparable](limit int) *Shares[K] {
+	return &Shares[K]{limit: limit, held: map[K]int{}}
 }
 
-// Acquire takes one. It returns false if the address already holds its share.
-func (s *AddressShares) Acquire(addr netip.Addr) bool {
+// Acquire takes one. It returns false if the holder already has its share.
+func (s *Shares[K]) Acquire(holder K) bool {
 	if s.limit == 0 {
 		return true
 	}
-	host := AddressKey(addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[host] >= s.limit {
+	if s.held[holder] >= s.limit {
 		return false
 	}
-	s.held[host]++
+	s.held[holder]++
 	return true
 }
 
 // Release returns one that Acquire took.
-func (s *AddressShares) Release(addr netip.Addr) {
+func (s *Shares[K]) Release(holder K) {
 	if s.limit == 0 {
 		return
 	}
-	host := AddressKey(addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[host]--; s.held[host] <= 0 {
-		delete(s.held, host)
+	if s.held[holder]--; s.held[holder] <= 0 {
+		delete(s.held, holder)
 	}
 }
 
-// AddressKey returns the address by which limits count: for IPv6, its /64 network.
+// AddressKey returns the address by which limits count: for IPv6 its /64 network, because a host usually has all of it.
 func AddressKey(addr netip.Addr) netip.Addr {
 	if addr = addr.Unmap(); addr.Is6() {
 		if network, err := addr.WithZone("").Prefix(64); err == nil {
@@ -69,7 +66,7 @@ func AddressKey(addr netip.Addr) netip.Addr {
 type Limiter struct {
 	maxOpen int64
 	trusted []netip.Prefix
-	shares  *AddressShares
+	shares  *Shares[netip.Addr]
 	open    atomic.Int64
 	silent  SilentConns // of listeners for callers: connections that are not authenticated
 }
@@ -78,7 +75,7 @@ type Limiter struct {
 // of one address that are not authenticated (0: unlimited). Addresses in trusted are
 // proxies; their connections belong to many clients and have no share.
 func NewLimiter(connections, perAddress int, trusted []netip.Prefix) *Limiter {
-	return &Limiter{maxOpen: int64(connections), trusted: trusted, shares: NewAddressShares(perAddress)}
+	return &Limiter{maxOpen: int64(connections), trusted: trusted, shares: NewShares[netip.Addr](perAddress)}
 }
 
 // Open returns the number of open connections and the maximum.
@@ -138,7 +135,7 @@ func (l *Listener) admit(c net.Conn) *trackedConn {
 	}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !InNetworks(peer.Addr(), g.trusted) {
 		v.addr = peer.Addr()
-		if !g.shares.Acquire(v.addr) {
+		if !g.shares.Acquire(AddressKey(v.addr)) {
 			g.open.Add(-1)
 			l.OverShare.Add(1)
 			return nil
@@ -235,7 +232,7 @@ func MarkRequestAuthenticated(ctx context.Context) {
 
 func (v *trackedConn) authenticated() {
 	if v.addr.IsValid() && v.isAuthenticated.CompareAndSwap(false, true) {
-		v.limiter.shares.Release(v.addr)
+		v.limiter.shares.Release(AddressKey(v.addr))
 		if v.caller != nil {
 			v.limiter.silent.removeEntry(&v.caller.silentEntry)
 		}

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-func TestAddressShares(t *testing.T) {
-	s := NewAddressShares(2)
-	addr := netip.MustParseAddr
+func TestShares(t *testing.T) {
+	s := NewShares[netip.Addr](2)
+	addr := func(text string) netip.Addr { return AddressKey(netip.MustParseAddr(text)) }
 	for _, step := range []struct {
 		addr string
 		want bool
@@ -38,7 +38,7 @@ func TestAddressShares(t *testing.T) {
 	if len(s.held) != 0 {
 		t.Errorf("entries are kept for addresses without a share: %v", s.held)
 	}
-	if free := NewAddressShares(0); !free.Acquire(addr("192.0.2.1")) || len(free.held) != 0 {
+	if free := NewShares[netip.Addr](0); !free.Acquire(addr("192.0.2.1")) || len(free.held) != 0 {
 		t.Error("a limit of 0 is not unlimited")
 	}
 }

@@ -63,21 +63,22 @@ func (n *node) openAPI(flag, address string) (net.Listener, error) {
 // perAddress gives each client of a trusted proxy a share of the requests in progress, as the
 // limiter does for direct connections.
 func (n *node) perAddress(next http.Handler) http.Handler {
-	shares := connlimit.NewAddressShares(n.cfg.ConnectionsPerAddress)
+	shares := connlimit.NewShares[netip.Addr](n.cfg.ConnectionsPerAddress)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		addr := connlimit.ClientAddress(r, n.cfg.TrustedProxies)
 		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || peer.Addr().Unmap() == addr {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if !shares.Acquire(addr) {
+		host := connlimit.AddressKey(addr)
+		if !shares.Acquire(host) {
 			n.limited["device-listen"].OverShare.Add(1)
 			w.Header().Set("Retry-After", "10")
 			w.Header().Set("Connection", "close") // otherwise net/http would wait for the body first
 			http.Error(w, "too many concurrent requests from this address; try again", http.StatusServiceUnavailable)
 			return
 		}
-		defer shares.Release(addr)
+		defer shares.Release(host)
 		next.ServeHTTP(w, r)
 	})
 }

@@ -6,21 +6,15 @@
 package provision
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"fleetd/internal/attest"
 	"fleetd/internal/clock"
@@ -89,8 +83,8 @@ type MQTT struct {
 // Server serves the OTA check and activation. It is safe for concurrent use.
 type Server struct {
 	opt        Options
-	limits     limits // of all requests
-	newDevices limits // of unknown devices
+	limits     connlimit.Rates // of all requests
+	newDevices connlimit.Rates // of unknown devices
 	joining    connlimit.Places
 
 	// Replies counts replies by kind: member, waiting, refused, bad_request, rate_limited,
@@ -102,7 +96,6 @@ type Server struct {
 func New(opt Options) *Server {
 	s := &Server{opt: opt, joining: make(connlimit.Places, maxJoining)}
 	s.Replies.Add(unsafeReply, 0) // otherwise an alert on its increase would miss the first one
-	s.limits.byAddr, s.newDevices.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
 	return s
 }
 
@@ -158,7 +151,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 
 // answerCheck answers an OTA check, and completes its step.
 func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devices.Transport, step *devices.Step) {
-	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
+	if !s.limits.Allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
 		step.Cause = devices.CauseRateLimited
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many checks from this address; try again"))
 		return
@@ -177,7 +170,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 	c.Address = connlimit.ClientAddress(r, s.opt.TrustedProxies)
 	c.From, c.Offer = connlimit.AddressKey(c.Address), s.transport(pinned, devices.TransportNone)
 	if !s.opt.Service.IsKnown(c.Device) {
-		if !s.newDevices.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
+		if !s.newDevices.Allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
 			step.Cause = devices.CauseTooManyNew
 			s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
 			return
@@ -304,7 +297,7 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, "bad_request", http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err))
 		return
 	}
-	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
+	if !s.limits.Allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
 		return
 	}
@@ -360,48 +353,3 @@ func (s *Server) enter(ctx context.Context) (leave func(), err error) {
 // newBurst is the burst of new devices from one address, in minutes of its rate, for sites
 // that are being installed.
 const newBurst = 10
-
-// maxAddresses is the number of limiters kept. Above it, an eighth of them is removed, those
-// with the least use first.
-const maxAddresses = 20_000
-
-type limits struct {
-	mu     sync.Mutex
-	byAddr map[netip.Addr]*rate.Limiter
-}
-
-func (l *limits) allow(addr netip.Addr, perMinute, burst int) bool {
-	if perMinute == 0 {
-		return true
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limiter := l.byAddr[addr]
-	if limiter == nil {
-		if len(l.byAddr) >= maxAddresses {
-			l.evictLocked(time.Now())
-		}
-		limiter = rate.NewLimiter(rate.Limit(float64(perMinute)/60), max(burst, 1))
-		l.byAddr[addr] = limiter
-	}
-	return limiter.Allow()
-}
-
-// evictLocked removes limiters. An address with a complete burst is equal to an unknown one.
-// Of the others, those with the most of their burst left are removed, so that many addresses
-// with one check each do not reset the limiter of an address with too many.
-func (l *limits) evictLocked(now time.Time) {
-	maps.DeleteFunc(l.byAddr, func(_ netip.Addr, limiter *rate.Limiter) bool {
-		return limiter.TokensAt(now) >= float64(limiter.Burst())
-	})
-	most := maxAddresses * 7 / 8
-	if len(l.byAddr) <= most {
-		return
-	}
-	addrs := slices.SortedFunc(maps.Keys(l.byAddr), func(a, b netip.Addr) int {
-		return cmp.Compare(l.byAddr[b].TokensAt(now), l.byAddr[a].TokensAt(now))
-	})
-	for _, addr := range addrs[:len(addrs)-most] {
-		delete(l.byAddr, addr)
-	}
-}

@@ -116,7 +116,7 @@ var claimMutants = []mutant{
 	{claim: "K18", pkg: "internal/credential", test: "TestRotation", breaks: "the old secret ends with the grace",
 		in: "ring.previous", old: "|| !now.Before(r.previousUntil)", new: ""},
 	{claim: "D7", pkg: "internal/connlimit", test: "TestFailuresAreDelayed", breaks: "so many failures are free",
-		in: "Failures.spend", old: "a.spent+1 <= FailureBurst", new: "a.spent <= FailureBurst"},
+		in: "Failures.failed", old: "FailureEvery), FailureBurst)", new: "FailureEvery), FailureBurst+1)"},
 	{claim: "D8", pkg: "internal/vision", test: "TestExplainerFailures", breaks: "redirects are not followed",
 		in: "newChat", old: "CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },", new: ""},
 	{claim: "D9", pkg: "internal/credential", test: "TestExpiringTokens", breaks: "a token ends at its time",

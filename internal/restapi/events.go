@@ -81,7 +81,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput)
 		s.fail(w, r, err)
 		return
 	}
-	defer s.streams.leave(by.Caller.Key)
+	defer s.streams.Release(by.Caller.Key)
 	out, ctx := s.eventStream(w, r, func(context.Context) bool { return s.opt.Service.Keys().Valid(by.Caller, clock.Now()) != nil })
 	deliver := out.event
 	if batch > 0 {
@@ -110,44 +110,20 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput)
 	}
 }
 
-// streams counts the open streams of each key.
-type streams struct {
-	mu   sync.Mutex
-	open map[string]int
-}
-
 // enterStream takes a place for a stream of a caller, and counts refusals.
 func (s *Server) enterStream(caller *access.Caller) error {
-	err := s.streams.enter(caller)
-	if errors.Is(err, errStreams) && s.opt.Work != nil {
+	switch {
+	case caller == nil: // the key ended after the request was checked
+		return errKeyEnded
+	case s.streams.Acquire(caller.Key):
+		return nil
+	case s.opt.Work != nil:
 		s.opt.Work.Streams.Add(1)
 	}
-	return err
+	return errStreams
 }
 
 var errStreams = devices.Errorf(devices.CodeRateLimited, "this key has %d streams open at this node, as many as it may; close some, or give each program a key of its own", streamsOfKey)
-
-// enter takes a place for a stream, which leave gives back.
-func (s *streams) enter(caller *access.Caller) error {
-	if caller == nil { // the key ended after the request was checked
-		return errKeyEnded
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open[caller.Key] >= streamsOfKey {
-		return errStreams
-	}
-	s.open[caller.Key]++
-	return nil
-}
-
-func (s *streams) leave(key string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open[key]--; s.open[key] == 0 {
-		delete(s.open, key)
-	}
-}
 
 // interval returns the interval of batches; 0: single events.
 func (in *followInput) interval() (time.Duration, error) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -278,12 +277,12 @@ func TestStreamsOfKey(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	f.follow(t, ctx, "")
-	key := slices.Collect(maps.Keys(f.api.streams.open))[0]
+	key := access.Admin.Key
 	for range streamsOfKey - 1 {
-		if err := f.api.streams.enter(&access.Caller{Key: key}); err != nil {
+		if err := f.api.enterStream(access.Admin); err != nil {
 			t.Fatal(err)
 		}
-		defer f.api.streams.leave(key)
+		defer f.api.streams.Release(key)
 	}
 	f.api.opt.Work = connlimit.NewWork()
 	// security: N43
@@ -292,18 +291,13 @@ func TestStreamsOfKey(t *testing.T) {
 		t.Errorf("%d refusals are counted", n)
 	}
 	cancel()
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		f.api.streams.mu.Lock()
-		open := f.api.streams.open[key]
-		f.api.streams.mu.Unlock()
-		if open == streamsOfKey-1 {
-			break
-		}
+	for deadline := time.Now().Add(10 * time.Second); !f.api.streams.Acquire(key); {
 		if time.Now().After(deadline) {
 			t.Fatal("the stream of a client that left is open after 10 s")
 		}
 		runtime.Gosched()
 	}
+	f.api.streams.Release(key)
 	f.follow(t, t.Context(), "")
 }
 

@@ -155,15 +155,15 @@ type Server struct {
 	browsers *http.CrossOriginProtection
 	patience time.Duration // streamWrite, less in tests
 
-	streams   streams
-	importing sync.Mutex // one import at a time
-	receiving places     // files on their way
+	streams   *connlimit.Shares[string] // of keys
+	importing sync.Mutex                // one import at a time
+	receiving places                    // files on their way
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
-		browsers: http.NewCrossOriginProtection(), patience: streamWrite, streams: streams{open: map[string]int{}},
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite, streams: connlimit.NewShares[string](streamsOfKey),
 		auth: &access.Authenticator{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()

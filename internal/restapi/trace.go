@@ -167,7 +167,7 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request, in *DeviceP
 		s.fail(w, r, err)
 		return
 	}
-	defer s.streams.leave(by.Caller.Key)
+	defer s.streams.Release(by.Caller.Key)
 	s.opt.Service.NoteChange(by, actionTraceRead, id, "", nil)
 	out, ctx := s.eventStream(w, r, func(ctx context.Context) bool {
 		err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts

@@ -138,11 +138,12 @@ type Server struct {
 	// missing wakes Keep: a photo is missing in the index.
 	missing chan struct{}
 
-	addresses *connlimit.AddressShares // of uploads in progress
-	slow      chan struct{}            // slots of slow devices
+	// devices and addresses have uploads in progress: one of them must not use the slots of all others.
+	devices   *connlimit.Shares[devices.ID]
+	addresses *connlimit.Shares[netip.Addr]
+	slow      chan struct{} // slots of slow devices
 
 	mu         sync.Mutex
-	uploading  map[devices.ID]int       // in progress
 	slowUntil  map[devices.ID]time.Time // devices with a slow upload
 	uploadTime time.Duration            // UploadTime, less in tests
 	slowGrace  time.Duration            // slowGrace, less in tests
@@ -162,8 +163,8 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), readers: map[string]*readerPlaces{}, fetching: make(connlimit.Places, MaxFetching), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{},
-		addresses: connlimit.NewAddressShares(cmp.Or(opt.PerAddress, MaxPerAddress)), slow: make(chan struct{}, MaxSlowUploads), slowUntil: map[devices.ID]time.Time{}, uploadTime: UploadTime, slowGrace: slowGrace, budget: ExplainTime}
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), readers: map[string]*readerPlaces{}, fetching: make(connlimit.Places, MaxFetching), missing: make(chan struct{}, 1),
+		devices: connlimit.NewShares[devices.ID](cmp.Or(opt.PerDevice, MaxPerDevice)), addresses: connlimit.NewShares[netip.Addr](cmp.Or(opt.PerAddress, MaxPerAddress)), slow: make(chan struct{}, MaxSlowUploads), slowUntil: map[devices.ID]time.Time{}, uploadTime: UploadTime, slowGrace: slowGrace, budget: ExplainTime}
 	var ask explainer
 	switch {
 	case opt.Chat.URL != "":
@@ -315,12 +316,12 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 		s.answer(w, r, u, answer{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "the device is not a member of this fleet"))
 		return
 	}
-	if !s.enter(u.device) {
+	if !s.devices.Acquire(u.device) {
 		s.answer(w, r, u, answer{}, refuse(http.StatusServiceUnavailable, reasonBusy, "too many uploads of this device are in progress; try again"))
 		return
 	}
-	defer s.leave(u.device)
-	addr := connlimit.ClientAddress(r, s.opt.TrustedProxies)
+	defer s.devices.Release(u.device)
+	addr := connlimit.AddressKey(connlimit.ClientAddress(r, s.opt.TrustedProxies))
 	if !s.addresses.Acquire(addr) {
 		s.answer(w, r, u, answer{}, refuse(http.StatusServiceUnavailable, reasonBusy, "too many uploads from this address are in progress; try again"))
 		return
@@ -365,26 +366,6 @@ func (s *Server) storeInSlot(w http.ResponseWriter, r *http.Request, u *upload) 
 	s.InProgress.Add(1)
 	defer s.InProgress.Add(-1)
 	return s.store(w, r, u)
-}
-
-// enter counts an upload of the device, unless it has too many: one device must not use the
-// slots of all others.
-func (s *Server) enter(id devices.ID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.uploading[id] >= cmp.Or(s.opt.PerDevice, MaxPerDevice) {
-		return false
-	}
-	s.uploading[id]++
-	return true
-}
-
-func (s *Server) leave(id devices.ID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.uploading[id]--; s.uploading[id] == 0 {
-		delete(s.uploading, id)
-	}
 }
 
 // markSlow records that an upload of a device was slower than the minimum rate.
