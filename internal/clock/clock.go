@@ -7,6 +7,7 @@ package clock
 import (
 	"context"
 	"fmt"
+	"iter"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -35,6 +36,24 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	case <-time.After(d):
 		return true
+	}
+}
+
+// Ticks yields the times of a ticker until ctx ends.
+func Ticks(ctx context.Context, d time.Duration) iter.Seq[time.Time] {
+	return func(yield func(time.Time) bool) {
+		ticker := time.NewTicker(d)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case now := <-ticker.C:
+				if !yield(now) {
+					return
+				}
+			}
+		}
 	}
 }
 

@@ -44,17 +44,18 @@ func (q *EventQuery) Check() error {
 	}
 	kinds := StoredKinds()
 	if !slices.Contains(kinds, q.Kind) {
-		return Errorf(CodeBadRequest, "type must be one of %s", joinKinds(kinds))
+		return Errorf(CodeBadRequest, "type must be one of %s", strings.Join(Texts(kinds), ", "))
 	}
 	return nil
 }
 
-func joinKinds(kinds []EventKind) string {
-	names := make([]string, len(kinds))
-	for i, kind := range kinds {
-		names[i] = string(kind)
+// Texts returns a list of texts with a type as plain texts, never nil.
+func Texts[T ~string](list []T) []string {
+	texts := make([]string, len(list))
+	for i, text := range list {
+		texts[i] = string(text)
 	}
-	return strings.Join(names, ", ")
+	return texts
 }
 
 // Photo describes one stored upload.

@@ -45,10 +45,7 @@ func (v *requestInfo) needs(scopes ...access.Scope) *refusal {
 	if !v.granted || !slices.ContainsFunc(scopes, func(scope access.Scope) bool { return !v.caller.Scopes.Has(scope) }) {
 		return nil
 	}
-	var names []string
-	for _, scope := range scopes {
-		names = append(names, string(scope))
-	}
+	names := devices.Texts(scopes)
 	denied := refuse(refusedScope, devices.CodeForbidden, "this needs the rights "+strings.Join(names, " ")+", which the person has not allowed to the application")
 	denied.scopes = strings.Join(names, " ")
 	return denied

@@ -101,9 +101,7 @@ func (s *Server) messageJob(ctx context.Context, args *messageArgs, body []byte,
 	if err != nil {
 		return nil, err
 	}
-	for _, id := range ids {
-		spec.Devices = append(spec.Devices, string(id))
-	}
+	spec.Devices = devices.Texts(ids)
 	j, _, err := s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{})
 	if err != nil {
 		return nil, err

@@ -337,24 +337,17 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 // sweep probes devices that were silent for too long, since a broker need not report
 // the end of their connections.
 func (b *Broker) sweep() {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-b.ctx.Done():
-			return
-		case now := <-ticker.C:
-			b.mu.Lock()
-			var silent []*brokerConn
-			for _, c := range b.conns {
-				if clock.Reading(now)-c.lastReceived.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
-					silent = append(silent, c)
-				}
+	for now := range clock.Ticks(b.ctx, sweepEvery) {
+		b.mu.Lock()
+		var silent []*brokerConn
+		for _, c := range b.conns {
+			if clock.Reading(now)-c.lastReceived.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
+				silent = append(silent, c)
 			}
-			b.mu.Unlock()
-			for _, c := range silent {
-				b.tasks.Go(c.probe)
-			}
+		}
+		b.mu.Unlock()
+		for _, c := range silent {
+			b.tasks.Go(c.probe)
 		}
 	}
 }

@@ -167,29 +167,22 @@ func (f *Front) Close() {
 // half keepalives (section 3.1.2.10). Only bytes from the device count; bytes sent to it
 // do not show that it is connected.
 func (f *Front) sweep() {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
 	var silent []*conn
 	ticks := 0
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case now := <-ticker.C:
-			if ticks++; ticks%largeEvery != 0 && f.conns.Len() > largeCount {
-				continue
-			}
-			silent = f.conns.Append(silent[:0], func(c *conn) bool {
-				if begun := c.writing.Load(); begun != 0 && clock.Reading(now)-begun > int64(WriteTimeout) {
-					_ = c.net.SetWriteDeadline(now) // an error shows in the write
-				}
-				return c.session.Load() != nil && c.keep > 0 && clock.Reading(now)-c.lastReceived.Load() > int64(c.keep)
-			})
-			for _, c := range silent {
-				f.conns.Go(func() { c.session.Load().Close(devices.CloseDead) })
-			}
-			clear(silent)
+	for now := range clock.Ticks(f.ctx, sweepEvery) {
+		if ticks++; ticks%largeEvery != 0 && f.conns.Len() > largeCount {
+			continue
 		}
+		silent = f.conns.Append(silent[:0], func(c *conn) bool {
+			if begun := c.writing.Load(); begun != 0 && clock.Reading(now)-begun > int64(WriteTimeout) {
+				_ = c.net.SetWriteDeadline(now) // an error shows in the write
+			}
+			return c.session.Load() != nil && c.keep > 0 && clock.Reading(now)-c.lastReceived.Load() > int64(c.keep)
+		})
+		for _, c := range silent {
+			f.conns.Go(func() { c.session.Load().Close(devices.CloseDead) })
+		}
+		clear(silent)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/datadir"
 	"fleetd/internal/durable"
 	"fleetd/internal/store/database"
@@ -52,8 +53,6 @@ func (n *node) readBegun() (h jobstore.History) {
 
 // noteBegun keeps the note until ctx ends. It is not synced: after a power cut it may be older, or gone.
 func (s *jobsSide) noteBegun(ctx context.Context) {
-	ticker := time.NewTicker(noteEvery)
-	defer ticker.Stop()
 	var noted jobstore.History
 	failed := false
 	write := func() {
@@ -69,13 +68,8 @@ func (s *jobsSide) noteBegun(ctx context.Context) {
 		}
 		failed = err != nil
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			write()
-			return
-		case <-ticker.C:
-			write()
-		}
+	for range clock.Ticks(ctx, noteEvery) {
+		write()
 	}
+	write()
 }

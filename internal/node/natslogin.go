@@ -111,15 +111,8 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 // watch closes connections whose key has ended, until ctx ends.
 func (l *natsLogins) watch(ctx context.Context, keys *access.Registry) {
 	l.keys.Store(keys)
-	ticker := time.NewTicker(loginCheck)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-ticker.C:
-			l.endAll(keys, now)
-		}
+	for now := range clock.Ticks(ctx, loginCheck) {
+		l.endAll(keys, now)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/events"
 )
 
@@ -113,16 +114,9 @@ func (e *embedded) broken() string {
 
 // watch restarts the server if it cannot write although its directory is writable.
 func (e *embedded) watch(ctx context.Context) {
-	ticker := time.NewTicker(storageEvery)
-	defer ticker.Stop()
 	var tried time.Time
 	wait := restartFirst
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	for range clock.Ticks(ctx, storageEvery) {
 		reason := e.broken()
 		if reason == "" {
 			wait = restartFirst

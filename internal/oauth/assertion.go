@@ -27,13 +27,6 @@ const (
 
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256}
 
-func algorithmNames() (names []string) {
-	for _, a := range algorithms {
-		names = append(names, string(a))
-	}
-	return names
-}
-
 // authenticate checks that a request to the token endpoint is of the application that has a grant, and has proved itself as
 // its metadata said at the consent. Nothing is fetched for an application without keys.
 func (s *Server) authenticate(ctx context.Context, parameters url.Values, g *access.Grant) error {

@@ -183,9 +183,7 @@ func (s *Server) check(r *http.Request) (*asked, error) {
 		}
 	}
 	if len(a.scopes) == 0 {
-		for _, scope := range defaultScopes {
-			a.scopes = append(a.scopes, string(scope))
-		}
+		a.scopes = devices.Texts(defaultScopes)
 	}
 	return a, nil
 }

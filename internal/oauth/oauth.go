@@ -203,7 +203,7 @@ func (s *Server) metadata(w http.ResponseWriter, _ *http.Request) error {
 		CIMD          bool     `json:"client_id_metadata_document_supported,omitempty"`
 		Iss           bool     `json:"authorization_response_iss_parameter_supported"`
 	}{s.opt.Issuer, at(PathAuthorize), at(PathToken), at(PathRegister), at(PathRevoke), append(access.GrantScopes.Names(), "offline_access"), []string{"code"}, []string{"query"},
-		[]string{"authorization_code", "refresh_token"}, []string{methodNone, methodKey}, algorithmNames(), []string{methodNone, methodKey}, algorithmNames(), []string{"S256"}, s.opt.CIMD, true})
+		[]string{"authorization_code", "refresh_token"}, []string{methodNone, methodKey}, devices.Texts(algorithms), []string{methodNone, methodKey}, devices.Texts(algorithms), []string{"S256"}, s.opt.CIMD, true})
 	return nil
 }
 

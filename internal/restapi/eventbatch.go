@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -148,16 +149,9 @@ func (b *eventBatch) flush() error {
 
 // run writes a batch in every interval until ctx ends or the reader is gone.
 func (b *eventBatch) run(ctx context.Context, interval time.Duration) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for range clock.Ticks(ctx, interval) {
+		if b.flush() != nil {
 			return
-		case <-ticker.C:
-			if b.flush() != nil {
-				return
-			}
 		}
 	}
 }

@@ -34,12 +34,7 @@ type source struct {
 // otherValue is the last value of a label whose values are not all known.
 const otherValue = "other"
 
-func closeReasons() (names []string) {
-	for _, reason := range devices.CloseReasons {
-		names = append(names, string(reason))
-	}
-	return append(names, otherValue)
-}
+func closeReasons() []string { return append(devices.Texts(devices.CloseReasons), otherValue) }
 
 // callOutcome groups the outcomes of calls.
 func callOutcome(outcome string) string {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 )
 
@@ -61,15 +62,8 @@ func widthOf(sources []source) (n int) {
 
 // Run takes a sample every Interval until ctx ends.
 func (r *Recorder) Run(ctx context.Context) {
-	ticker := time.NewTicker(Interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-ticker.C:
-			r.sample(now)
-		}
+	for now := range clock.Ticks(ctx, Interval) {
+		r.sample(now)
 	}
 }
 

@@ -109,14 +109,14 @@ func (h *Hook) check(allow *egress.Allow) error {
 	case u.User != nil || u.Fragment != "":
 		return devices.Errorf(devices.CodeBadRequest, "url must have neither user nor fragment")
 	case len(h.Types) == 0:
-		return devices.Errorf(devices.CodeBadRequest, "types is missing: name the events to deliver, some of %s", kinds())
+		return devices.Errorf(devices.CodeBadRequest, "types is missing: name the events to deliver, some of %s", strings.Join(devices.Texts(devices.StoredKinds()), ", "))
 	}
 	if err := allow.CheckHost(u.Hostname()); err != nil {
 		return devices.Errorf(devices.CodeBadRequest, "url: %s", err.Error())
 	}
 	for i, kind := range h.Types {
 		if !slices.Contains(devices.StoredKinds(), kind) {
-			return devices.Errorf(devices.CodeBadRequest, "types must be some of %s, not %q", kinds(), kind)
+			return devices.Errorf(devices.CodeBadRequest, "types must be some of %s, not %q", strings.Join(devices.Texts(devices.StoredKinds()), ", "), kind)
 		}
 		if slices.Contains(h.Types[:i], kind) {
 			return devices.Errorf(devices.CodeBadRequest, "types has %q twice", kind)
@@ -138,14 +138,6 @@ func (h *Hook) check(allow *egress.Allow) error {
 		}
 	}
 	return nil
-}
-
-func kinds() string {
-	var names []string
-	for _, kind := range devices.StoredKinds() {
-		names = append(names, string(kind))
-	}
-	return strings.Join(names, ", ")
 }
 
 // parseSecret returns the bytes of a secret.

@@ -53,11 +53,8 @@ func (m *Manager) get(ctx context.Context, by access.Principal, id string) (Hook
 }
 
 func (m *Manager) view(h *Hook) api.Webhook {
-	out := api.Webhook{ID: h.ID, URL: h.URL, Types: []string{}, Select: h.Select, CreatedBy: h.OwnerName, CreatedAt: api.At(h.CreatedAt), State: "active", Reason: m.stopped(h),
+	out := api.Webhook{ID: h.ID, URL: h.URL, Types: devices.Texts(h.Types), Select: h.Select, CreatedBy: h.OwnerName, CreatedAt: api.At(h.CreatedAt), State: "active", Reason: m.stopped(h),
 		Delivered: h.Delivered, Version: h.Version, DeliveredAt: api.At(h.DeliveredAt), FailingSince: api.At(h.FailingSince), LastError: h.LastError}
-	for _, kind := range h.Types {
-		out.Types = append(out.Types, string(kind))
-	}
 	if h.OfflineFor > 0 {
 		out.OfflineFor = timespan.Format(h.OfflineFor)
 	}
@@ -179,15 +176,11 @@ func (m *Manager) set(h *Hook, e api.WebhookEdit) (made string, err error) {
 
 // describe is the text of a webhook in the audit. Of its URL, which may contain a token, it has the host.
 func describe(h *Hook) string {
-	var names []string
-	for _, kind := range h.Types {
-		names = append(names, string(kind))
-	}
 	parts := []string{h.ID}
 	if u, err := url.Parse(h.URL); err == nil && u.Host != "" {
 		parts = append(parts, devices.Clip(u.Host))
 	}
-	return strings.TrimSpace(strings.Join(append(parts, strings.Join(names, ",")), " "))
+	return strings.TrimSpace(strings.Join(append(parts, strings.Join(devices.Texts(h.Types), ",")), " "))
 }
 
 // changes is the text of an edit in the audit: the members that it sets.

@@ -199,18 +199,11 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 // sweep pings, keeps alive or closes connections when it is due. Blocking operations run
 // in goroutines of their own, so that one blocked socket delays no other.
 func (f *Front) sweep() {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
 	var batch []*conn
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-ticker.C:
-			batch = f.conns.Append(batch[:0], func(*conn) bool { return true })
-			f.sweepAll(batch)
-			clear(batch)
-		}
+	for range clock.Ticks(f.ctx, sweepEvery) {
+		batch = f.conns.Append(batch[:0], func(*conn) bool { return true })
+		f.sweepAll(batch)
+		clear(batch)
 	}
 }
 

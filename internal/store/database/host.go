@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/clock"
+	"fleetd/internal/devices"
 )
 
 // Host is the store, which monitors the database for its parts.
@@ -36,10 +37,7 @@ const ReadTimeout = 5 * time.Second
 // any number. On Postgres it is a subquery, of which every plan makes a table: with a plan that is kept from when the table was
 // empty, "= ANY" would compare each row with each id.
 func IDSet[T ~string](postgres bool, column, place string, ids []T) (condition string, arg any) {
-	texts := make([]string, len(ids))
-	for i, id := range ids {
-		texts[i] = string(id)
-	}
+	texts := devices.Texts(ids)
 	if postgres {
 		return column + " IN (SELECT unnest(CAST(" + place + " AS TEXT[])))", texts
 	}

@@ -260,11 +260,7 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 
 // Forget implements jobs.Store.
 func (s *Store) Forget(ctx context.Context, ids ...devices.ID) error {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = string(id)
-	}
-	for part := range slices.Chunk(names, jobs.BeginBatch) {
+	for part := range slices.Chunk(devices.Texts(ids), jobs.BeginBatch) {
 		for left := true; left; {
 			var err error
 			if left, err = s.forget(ctx, part); err != nil {

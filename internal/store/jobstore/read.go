@@ -208,10 +208,7 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, 
 	if len(ids) == 0 {
 		return nil, nil, nil
 	}
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = string(id)
-	}
+	names := devices.Texts(ids)
 	const columns = `SELECT ` + candidateNames
 	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job AND (t.attempt > 0 OR j.started < j.opened)) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
 	text := `SELECT job, round, device, seq, spread, due_at, began, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
