@@ -117,6 +117,14 @@ type Meter struct {
 	latest int64  // of the last frame over the rate
 }
 
+// Spend counts a frame without a request of fleetd, and pauses while the device exceeds its rate: what it sends waits in its own
+// buffers. An error ends the connection.
+func (m *Meter) Spend(f *Floods, cost float32) error {
+	pause, err := m.Count(f, cost, time.Now())
+	time.Sleep(pause)
+	return err
+}
+
 // Count counts a frame. Above the rate it returns how long the connection must not be
 // read, or ErrFlood when the grace is over.
 func (m *Meter) Count(f *Floods, cost float32, now time.Time) (pause time.Duration, err error) {

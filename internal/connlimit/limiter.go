@@ -141,7 +141,7 @@ func (l *Listener) admit(c net.Conn) *trackedConn {
 			return nil
 		}
 		if v.caller != nil {
-			g.silent.addEntry(v, &v.caller.silentEntry)
+			g.silent.Add(v, &v.caller.silentEntry)
 		}
 	}
 	return v
@@ -234,7 +234,7 @@ func (v *trackedConn) authenticated() {
 	if v.addr.IsValid() && v.isAuthenticated.CompareAndSwap(false, true) {
 		v.limiter.shares.Release(AddressKey(v.addr))
 		if v.caller != nil {
-			v.limiter.silent.removeEntry(&v.caller.silentEntry)
+			v.limiter.silent.Remove(&v.caller.silentEntry)
 		}
 	}
 }

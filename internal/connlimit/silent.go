@@ -25,15 +25,8 @@ type SilentEntry struct {
 	at   *list.Element
 }
 
-// Add adds a connection, until Remove.
-func (s *SilentConns) Add(c net.Conn) (w SilentEntry) {
-	s.addEntry(c, &w)
-	return w
-}
-
-// addEntry is Add for an entry stored in the connection itself: another goroutine may
-// close the connection, and remove the entry, before addEntry returns.
-func (s *SilentConns) addEntry(c net.Conn, w *SilentEntry) {
+// Add adds a connection, until Remove. Another goroutine may close the connection, and remove the entry, before Add returns.
+func (s *SilentConns) Add(c net.Conn, w *SilentEntry) {
 	host := netip.Addr{}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
 		host = AddressKey(peer.Addr())
@@ -49,21 +42,14 @@ func (s *SilentConns) addEntry(c net.Conn, w *SilentEntry) {
 	*w = SilentEntry{host, s.hosts[host].PushBack(c)}
 }
 
-// removeEntry is Remove for an entry of addEntry.
-func (s *SilentConns) removeEntry(w *SilentEntry) {
+// Remove removes a connection that has identified itself or ended. CloseOldest may have
+// removed it before.
+func (s *SilentConns) Remove(w *SilentEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.at != nil {
 		s.removeLocked(*w)
 	}
-}
-
-// Remove removes a connection that has identified itself or ended. CloseOldest may have
-// removed it before.
-func (s *SilentConns) Remove(w SilentEntry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.removeLocked(w)
 }
 
 func (s *SilentConns) removeLocked(w SilentEntry) {

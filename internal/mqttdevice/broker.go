@@ -384,11 +384,7 @@ func (c *brokerConn) SendControl(msg []byte) error {
 	if c.handling.Load() { // the handling goroutine also serves other devices, so it must not wait
 		send = c.out.Enqueue
 	}
-	err := send(c, 0, msg, QueueLimit)
-	if errors.Is(err, writequeue.ErrFull) {
-		return devices.ErrOverloaded
-	}
-	return err
+	return send(c, 0, msg, QueueLimit)
 }
 
 // Write implements writequeue.Writer. It waits at most for publishTimeout if the broker

@@ -55,7 +55,7 @@ var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", Ma
 // run admits the device on the goroutine that the listener started. A new goroutine
 // serves the rest of the connection, because its stack has not grown yet. silent is its entry among
 // the connections without a CONNECT.
-func (c *conn) run(silent connlimit.SilentEntry) {
+func (c *conn) run(silent *connlimit.SilentEntry) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	begun := time.Now()
 	c.lastReceived.Store(clock.Reading(begun))
@@ -75,7 +75,7 @@ func (c *conn) onPanic() {
 }
 
 // enter calls open, after which the connection no longer counts as unknown.
-func (c *conn) enter(begun time.Time, silent connlimit.SilentEntry) devices.CloseReason {
+func (c *conn) enter(begun time.Time, silent *connlimit.SilentEntry) devices.CloseReason {
 	defer c.front.unknown.Add(-1)
 	return c.open(begun, silent)
 }
@@ -87,7 +87,7 @@ func (c *conn) remove() {
 }
 
 // open waits for CONNECT, checks it and answers. If it returns "", the session is open.
-func (c *conn) open(begun time.Time, silent connlimit.SilentEntry) devices.CloseReason {
+func (c *conn) open(begun time.Time, silent *connlimit.SilentEntry) devices.CloseReason {
 	log, remote := c.front.opt.Log, c.net.RemoteAddr().String()
 	_ = c.net.SetReadDeadline(begun.Add(ConnectTimeout)) // an error shows in the read
 	p, err := c.readConnect()
@@ -300,7 +300,7 @@ func (c *conn) serve() {
 		switch {
 		case err != nil:
 		case h.kind() == packets.Pingreq && h.length == 0:
-			if err = c.meterFrame(connlimit.CostControl); err == nil {
+			if err = c.meter.Spend(c.front.opt.Floods, connlimit.CostControl); err == nil {
 				err = c.answer(pingresp)
 			}
 			if err == nil {
@@ -309,7 +309,7 @@ func (c *conn) serve() {
 		default:
 			asked := c.session.Load().AnswerCount()
 			if err = c.handle(h); err == nil && c.session.Load().AnswerCount() == asked {
-				err = c.meterFrame(connlimit.CostMessage)
+				err = c.meter.Spend(c.front.opt.Floods, connlimit.CostMessage)
 			}
 		}
 		if err != nil {
@@ -321,16 +321,6 @@ func (c *conn) serve() {
 			return
 		}
 	}
-}
-
-// meterFrame counts a packet without a request of fleetd, and pauses while the device exceeds
-// its rate.
-func (c *conn) meterFrame(cost float32) error {
-	pause, err := c.meter.Count(c.front.opt.Floods, cost, time.Now())
-	if pause > 0 {
-		time.Sleep(pause) // the device's packets wait in its own buffers
-	}
-	return err
 }
 
 // finish closes the session with the reason that the read error indicates.
@@ -432,7 +422,7 @@ func (c *conn) mayPublish(topic []byte) bool {
 // answer writes a control packet.
 func (c *conn) answer(packet []byte) error {
 	err := c.out.Send(c, 0, packet, QueueLimit)
-	if errors.Is(err, writequeue.ErrFull) {
+	if errors.Is(err, devices.ErrOverloaded) {
 		c.session.Load().Close(devices.CloseSlow)
 	}
 	return err
@@ -444,11 +434,7 @@ func (c *conn) SendControl(msg []byte) error {
 	defer putBuffer(buf)
 	var topic [topicSize]byte
 	*buf = appendPublish((*buf)[:0], appendTopic(topic[:0], c.device, topicDown), msg)
-	err := c.out.Send(c, 0, *buf, QueueLimit)
-	if errors.Is(err, writequeue.ErrFull) {
-		return devices.ErrOverloaded
-	}
-	return err
+	return c.out.Send(c, 0, *buf, QueueLimit)
 }
 
 // Write implements writequeue.Writer.

@@ -147,7 +147,9 @@ func (f *Front) accept(peer net.Conn) {
 		return
 	}
 	// Added here: if its goroutine added it, a burst of connections would find few to close, not those of the address with the most.
-	go c.run(f.silent.Add(peer)) // f.conns waits for it
+	silent := new(connlimit.SilentEntry)
+	f.silent.Add(peer, silent)
+	go c.run(silent) // f.conns waits for it
 }
 
 func (f *Front) count(code string) { f.stats.Connacks.Add(code, 1) }

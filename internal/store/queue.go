@@ -133,12 +133,8 @@ func (q *queue) update(change func() (urgent bool)) {
 	rowsNow, fullNow := q.size()
 	q.mu.Unlock()
 	if urgent || rows == 0 && rowsNow > 0 || !full && fullNow {
-		q.signal()
+		tasks.Signal(q.wake)
 	}
-}
-
-func (q *queue) signal() {
-	tasks.Signal(q.wake)
 }
 
 // size returns the number of queued rows, and whether they are a full group; it sets the gauges.

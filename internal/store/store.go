@@ -192,7 +192,7 @@ func (s *Store) UseError(ctx context.Context, doing string, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("%s: %w", doing, ctx.Err()) // the caller left; the database may be usable
 	case ctx.Err() != nil:
-		s.raiseDoubt() // too slow for this caller; that alone does not make it unusable
+		tasks.Signal(s.doubt) // too slow for this caller; that alone does not make it unusable
 		return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, ctx.Err())
 	case database.FaultOf(err) == database.FaultLost:
 		s.suspect(err)
@@ -370,11 +370,6 @@ func (s *Store) suspect(err error) {
 	if s.health.Load().err == nil {
 		s.setHealth(fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.Where, database.OneLine(err)))
 	}
-	s.raiseDoubt()
-}
-
-// raiseDoubt requests an immediate check.
-func (s *Store) raiseDoubt() {
 	tasks.Signal(s.doubt)
 }
 

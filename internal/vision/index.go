@@ -25,19 +25,14 @@ func (s *Server) addToIndex(ctx context.Context, p devices.Photo) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), indexTime)
 	defer cancel()
 	if err := s.opt.Index.Add(ctx, p); err != nil {
-		s.requestFill()
+		tasks.Signal(s.missing)
 	}
-}
-
-// requestFill requests that the index be filled.
-func (s *Server) requestFill() {
-	tasks.Signal(s.missing)
 }
 
 // Keep adds stored photos that are missing in the index, from a time
 // without the database, and removes those that have aged out, until ctx ends.
 func (s *Server) Keep(ctx context.Context) {
-	s.requestFill()
+	tasks.Signal(s.missing)
 	expire := time.NewTicker(expireEvery)
 	defer expire.Stop()
 	for {
@@ -57,7 +52,7 @@ func (s *Server) Keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(indexAgain):
-			s.requestFill()
+			tasks.Signal(s.missing)
 		}
 	}
 }

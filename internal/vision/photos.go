@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // readTime is the time limit of one read of the object store.
@@ -35,7 +36,7 @@ func photoError(id string, err error) error {
 // OpenStore lets the node create the object store and update it to the settings of the nodes: it belongs to their fleet.
 func (s *Server) OpenStore(others devices.OthersLimits) {
 	s.bucket.others.Store(&others)
-	s.requestFill()
+	tasks.Signal(s.missing)
 }
 
 // Limits returns the limits that this node asks for, by name of the stream.

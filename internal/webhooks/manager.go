@@ -232,7 +232,7 @@ func (m *Manager) follow(ctx context.Context, hooks []Hook) {
 	m.mu.Unlock()
 	for _, w := range gone {
 		if w.ctx.Err() == nil { // one that ended by itself is started again by the next turn, not at once
-			m.wake() // with its new settings, if it was changed
+			tasks.Signal(m.poke) // with its new settings, if it was changed
 		}
 	}
 	m.endWorkers(gone)
@@ -279,11 +279,6 @@ func (m *Manager) endWorkers(workers []*worker) {
 	}
 }
 
-// record requests that deliveries are recorded.
-func (m *Manager) record() {
-	tasks.Signal(m.dirty)
-}
-
 // recordAll records what the workers have done, in one transaction for all: deliveries at once, positions after events
 // that were left out from time to time.
 func (m *Manager) recordAll(ctx context.Context) {
@@ -306,7 +301,7 @@ func (m *Manager) recordAll(ctx context.Context) {
 		cancel()
 		switch held := m.unrecorded.Swap(err != nil); {
 		case err != nil:
-			m.record() // again
+			tasks.Signal(m.dirty) // again
 		case held:
 			for _, w := range workers {
 				w.launch()
@@ -362,10 +357,6 @@ func (m *Manager) publishDisabled(h *Hook, s *Status) {
 	}
 	m.opt.Events.Publish(devices.Event{Kind: devices.EventWebhookDisabled, Webhook: h.ID, Seq: h.Version, Time: s.DisabledAt,
 		MsgID: fmt.Sprintf("%s-disabled-%d", h.ID, s.DisabledAt.UnixMicro()), Fields: text[1 : len(text)-1]})
-}
-
-func (m *Manager) wake() {
-	tasks.Signal(m.poke)
 }
 
 // creator returns who a webhook acts as.

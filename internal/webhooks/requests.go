@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timespan"
 )
 
@@ -89,7 +90,7 @@ func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebh
 	if err != nil {
 		return out, devices.AsError(err)
 	}
-	m.wake()
+	tasks.Signal(m.poke)
 	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
 }
 
@@ -113,7 +114,7 @@ func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e ap
 	case err != nil:
 		return out, devices.AsError(err)
 	}
-	m.wake()
+	tasks.Signal(m.poke)
 	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
 }
 
@@ -221,7 +222,7 @@ func (m *Manager) Delete(ctx context.Context, by access.Principal, id, revision 
 		}
 	}
 	m.opt.Fleet.NoteChange(by, "delete_webhook", "", describe(&h), err)
-	m.wake()
+	tasks.Signal(m.poke)
 	return err
 }
 

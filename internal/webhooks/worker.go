@@ -376,7 +376,7 @@ func (w *worker) finish(d *delivery) *delivery {
 		w.window = w.window[1:]
 	}
 	w.changedLocked()
-	w.moveLocked()
+	tasks.Signal(w.moved)
 	if d.finished != nil {
 		d.finished()
 	}
@@ -394,10 +394,6 @@ func (w *worker) leftReader() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.shared = false
-	w.moveLocked()
-}
-
-func (w *worker) moveLocked() {
 	tasks.Signal(w.moved)
 }
 
@@ -617,7 +613,7 @@ func (w *worker) absent(d OfflineDevice) (*delivery, error) {
 func (w *worker) changedLocked() {
 	w.changes++
 	w.urgent = w.changes
-	w.m.record()
+	tasks.Signal(w.m.dirty)
 }
 
 // unsaved returns the status, and how many of its changes the database does not have; none if they can wait, unless all are wanted.

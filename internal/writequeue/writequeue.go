@@ -8,13 +8,12 @@ import (
 	"bytes"
 	"errors"
 	"sync"
+
+	"fleetd/internal/devices"
 )
 
-// Errors of Send.
-var (
-	ErrClosed = errors.New("connection is closed")
-	ErrFull   = errors.New("too many bytes are queued for this connection")
-)
+// ErrClosed is an error of Send.
+var ErrClosed = errors.New("connection is closed")
 
 // Writer is the connection that a Queue writes to.
 type Writer interface {
@@ -49,7 +48,7 @@ func (b *Queue) Hold() {
 	b.writing = true
 }
 
-// Send writes msg, or queues a copy of it if another write is in progress. ErrFull
+// Send writes msg, or queues a copy of it if another write is in progress. devices.ErrOverloaded
 // means that more than limit bytes would be queued. Other errors are those of the
 // writer; they close the Queue, because the peer may have received a part of the
 // message. After any error the peer does not receive the whole of msg.
@@ -96,7 +95,7 @@ func (b *Queue) Enqueue(w Writer, kind int, msg []byte, limit int) error {
 
 func (b *Queue) queueLocked(kind int, msg []byte, limit int) error {
 	if b.queued+len(msg) > limit {
-		return ErrFull
+		return devices.ErrOverloaded
 	}
 	b.queue = append(b.queue, message{kind, bytes.Clone(msg)})
 	b.queued += len(msg)

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"fleetd/internal/devices"
 )
 
 // wire is a connection whose writes wait for gate.
@@ -57,7 +59,7 @@ func TestOrder(t *testing.T) {
 		if err := b.Send(w, 1, []byte("c"), 10); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Send(w, 1, []byte("too long!"), 10); !errors.Is(err, ErrFull) {
+		if err := b.Send(w, 1, []byte("too long!"), 10); !errors.Is(err, devices.ErrOverloaded) {
 			t.Errorf("over the limit: %v", err)
 		}
 		w.gate <- nil
@@ -80,7 +82,7 @@ func TestOrder(t *testing.T) {
 		if err := b.Send(w, 1, []byte("ten bytes!"), 10); err != nil {
 			t.Errorf("as much as the limit: %v", err)
 		}
-		if err := b.Send(w, 1, []byte("f"), 10); !errors.Is(err, ErrFull) {
+		if err := b.Send(w, 1, []byte("f"), 10); !errors.Is(err, devices.ErrOverloaded) {
 			t.Errorf("one byte more: %v", err)
 		}
 		for range 2 {
@@ -153,7 +155,7 @@ func TestEnqueue(t *testing.T) {
 		if err := b.Send(w, 2, []byte("c"), 10); err != nil { // after the queued messages
 			t.Fatal(err)
 		}
-		if err := b.Enqueue(w, 1, []byte("eleven bytes"), 10); !errors.Is(err, ErrFull) {
+		if err := b.Enqueue(w, 1, []byte("eleven bytes"), 10); !errors.Is(err, devices.ErrOverloaded) {
 			t.Errorf("over the limit: %v", err)
 		}
 		for range 3 {

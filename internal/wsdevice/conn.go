@@ -191,7 +191,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 func (c *conn) pong(string) error {
 	c.unanswered.Store(0)
 	c.emptyBytes = 0
-	return c.meterFrame(connlimit.CostControl)
+	return c.meter.Spend(c.front.opt.Floods, connlimit.CostControl)
 }
 
 // serve handles frames until the connection ends. After each message it continues on a new goroutine: a stack that
@@ -288,7 +288,7 @@ func (c *conn) handle(session *session.Session) error {
 		}
 	}
 	putBuffer(buf)
-	if flood := c.meterFrame(cost); flood != nil {
+	if flood := c.meter.Spend(c.front.opt.Floods, cost); flood != nil {
 		return flood
 	}
 	if err == nil {
@@ -345,7 +345,9 @@ func (c *conn) readAll(r io.Reader) (*[]byte, error) {
 
 // SendControl writes msg on the caller's goroutine if no other write is in progress, and
 // queues it otherwise. See fleet.Conn.
-func (c *conn) SendControl(msg []byte) error { return c.send(websocket.TextMessage, msg) }
+func (c *conn) SendControl(msg []byte) error {
+	return c.out.Send(c, websocket.TextMessage, msg, QueueLimit)
+}
 
 // audioPath is the connection as a speech.AudioPath.
 type audioPath conn
@@ -360,20 +362,11 @@ func (p *audioPath) SendAudio(f envelope.Frame) error {
 	if err != nil {
 		return err
 	}
-	return c.send(websocket.BinaryMessage, msg)
+	return c.out.Send(c, websocket.BinaryMessage, msg, QueueLimit)
 }
 
 // Close does nothing: the connection continues, or ends with its session.
 func (p *audioPath) Close() {}
-
-// send converts the error of a full write queue to that of the core.
-func (c *conn) send(kind int, msg []byte) error {
-	err := c.out.Send(c, kind, msg, QueueLimit)
-	if errors.Is(err, writequeue.ErrFull) {
-		return devices.ErrOverloaded
-	}
-	return err
-}
 
 // Go implements writequeue.Writer.
 func (c *conn) Go(task func()) { c.front.conns.Go(task) }

@@ -44,19 +44,9 @@ func (i *input) Read(b []byte) (int, error) {
 	n, err := c.ws.NetConn().Read(b)
 	if c.emptyBytes += int32(n); err == nil && c.emptyBytes > emptyLimit {
 		c.emptyBytes = 0
-		err = c.meterFrame(connlimit.CostMessage)
+		err = c.meter.Spend(c.front.opt.Floods, connlimit.CostMessage)
 	}
 	return n, err
-}
-
-// meterFrame counts a frame without a request of fleetd, and pauses while the device exceeds
-// its rate. An error ends the connection.
-func (c *conn) meterFrame(cost float32) error {
-	pause, err := c.meter.Count(c.front.opt.Floods, cost, time.Now())
-	if pause > 0 {
-		time.Sleep(pause) // the device's frames wait in its own buffers
-	}
-	return err
 }
 
 // onFlood blocks the device for a while.
@@ -69,7 +59,7 @@ func (c *conn) onFlood() {
 // ping answers a ping of the device.
 func (c *conn) ping(data string) error {
 	c.emptyBytes = 0
-	if err := c.meterFrame(connlimit.CostControl); err != nil {
+	if err := c.meter.Spend(c.front.opt.Floods, connlimit.CostControl); err != nil {
 		return err
 	}
 	_ = c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(WriteTimeout)) // an error shows in the next read

@@ -46,7 +46,7 @@ func (r *Registry) Offer(list []devices.Change) {
 		r.advanceLocked()
 	}
 	if r.diverged || r.maxHint > r.at.Revision {
-		r.signalGap()
+		tasks.Signal(r.gap)
 	}
 }
 
@@ -290,11 +290,6 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 		r.opt.OnRestored(s.Lineage)
 	}
 	return r.readLog(ctx) // changes that came into force meanwhile are not in the snapshot
-}
-
-// signalGap makes run check for a gap.
-func (r *Registry) signalGap() {
-	tasks.Signal(r.gap)
 }
 
 // run reads the changes that no hint delivered.

@@ -104,7 +104,7 @@ func (f *file) append(list []devices.Change) {
 		f.queue = append(f.queue, list...)
 	}
 	f.mu.Unlock()
-	f.signal()
+	tasks.Signal(f.wake)
 }
 
 // reset requests a new snapshot, after everything was read again.
@@ -112,10 +112,6 @@ func (f *file) reset() {
 	f.mu.Lock()
 	f.queue, f.full = nil, true
 	f.mu.Unlock()
-	f.signal()
-}
-
-func (f *file) signal() {
 	tasks.Signal(f.wake)
 }
 

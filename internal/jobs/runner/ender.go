@@ -32,17 +32,13 @@ func newEnder(r *Runner) *ender {
 	return e
 }
 
-func (e *ender) signal() {
-	tasks.Signal(e.wake)
-}
-
 func (e *ender) add(end jobs.End) {
 	e.mu.Lock()
 	if !end.Late || len(e.list) < 2*maxRunning { // a late answer is not worth the memory
 		e.list = append(e.list, end)
 	}
 	e.mu.Unlock()
-	e.signal()
+	tasks.Signal(e.wake)
 }
 
 // addUncertain adds the ends of tasks that perhaps did not begin. Until they are written nothing else begins: a task of these, begun
@@ -57,7 +53,7 @@ func (e *ender) addUncertain(begun []jobs.Task) {
 	}
 	e.uncertain = len(e.list)
 	e.mu.Unlock()
-	e.signal()
+	tasks.Signal(e.wake)
 }
 
 // isBlocked reports whether outcomes wait for the database that must be written before anything begins.
@@ -74,7 +70,7 @@ func (e *ender) close() {
 	e.mu.Lock()
 	e.closed = true
 	e.mu.Unlock()
-	e.signal()
+	tasks.Signal(e.wake)
 	e.done.Wait()
 }
 
@@ -107,7 +103,7 @@ func (e *ender) run() {
 			}
 			ok := e.write(list)
 			if e.wrote(len(list), ok) {
-				e.r.signal()
+				tasks.Signal(e.r.wake)
 			}
 			switch {
 			case ok:

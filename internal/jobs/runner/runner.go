@@ -190,10 +190,6 @@ func (r *Runner) Hold(id devices.ID, idle bool) (why jobs.Wait, here bool) {
 	return jobs.WaitNone, true
 }
 
-func (r *Runner) signal() {
-	tasks.Signal(r.wake)
-}
-
 // Connected implements session.Lifecycle: the device takes messages, and so restarts, whether it answers MCP or not.
 func (r *Runner) Connected(id devices.ID, session string) { r.Ready(id, session) }
 
@@ -212,7 +208,7 @@ func (r *Runner) CheckedIn(devices.Check) {}
 // Look reads the waiting tasks of a device soon, if it is connected here.
 func (r *Runner) Look(ids ...devices.ID) {
 	r.keep(slices.Values(ids))
-	r.signal()
+	tasks.Signal(r.wake)
 }
 
 // keep leaves devices whose tasks are to be read to the next pass.
@@ -242,7 +238,7 @@ func (r *Runner) lookFrom(id devices.ID, at time.Time) {
 		heap.Push(&r.looks, look{at, id})
 	}
 	r.mu.Unlock()
-	r.signal()
+	tasks.Signal(r.wake)
 }
 
 // due moves devices whose time has come to the arrived ones, and returns when to look again at the latest: now, if there
@@ -307,13 +303,13 @@ func (r *Runner) Update(changed []jobs.Change) {
 		}
 	}
 	r.mu.Unlock()
-	r.signal()
+	tasks.Signal(r.wake)
 }
 
 // Hint makes the runner read the open jobs: another node has changed some.
 func (r *Runner) Hint() {
 	r.keepHint()
-	r.signal()
+	tasks.Signal(r.wake)
 }
 
 // keepHint leaves the reading of the open jobs to the next pass.
