@@ -23,50 +23,25 @@ func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err err
 
 // AttestationKey returns the key of one chip.
 func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return devices.AttestationKey{}, err
+	k, found, err := database.One(ctx, s, "reading an attestation key", scanAttestation, `SELECT `+attestationColumns+` WHERE serial = $1`, database.Clean(serial))
+	if err == nil && !found {
+		err = fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound)
 	}
-	defer cancel()
-	k, err := scanAttestation(s.backend.Read.QueryRowContext(ctx, `SELECT `+attestationColumns+` WHERE serial = $1`, database.Clean(serial)).Scan)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return k, fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound)
-	case err != nil:
-		return k, s.UseError(ctx, "reading an attestation key", err)
-	}
-	return k, nil
+	return k, err
 }
 
 // ProvenBy returns the serial number that is bound to a device.
 func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return "", err
+	serial, found, err := database.One(ctx, s, "reading an attestation key", database.Scalar[string], `SELECT serial FROM attestation_keys WHERE device = $1`, string(id))
+	if err == nil && !found {
+		err = fmt.Errorf("serial number of %s: %w", id, devices.ErrNotFound)
 	}
-	defer cancel()
-	err = s.backend.Read.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1`, string(id)).Scan(&serial)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return "", fmt.Errorf("serial number of %s: %w", id, devices.ErrNotFound)
-	case err != nil:
-		return "", s.UseError(ctx, "reading an attestation key", err)
-	}
-	return serial, nil
+	return serial, err
 }
 
 // AttestationKeys returns keys in byte order of their serial numbers.
 func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	keys, err := database.Collect(ctx, s.backend.Read, scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, database.Clean(after), limit)
-	if err != nil {
-		return nil, s.UseError(ctx, "listing attestation keys", err)
-	}
-	return keys, nil
+	return database.Read(ctx, s, "listing attestation keys", scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, database.Clean(after), limit)
 }
 
 // BindAttestationKey binds a serial number to a device, once: if two nodes try concurrently,

@@ -93,16 +93,7 @@ func auditLimit(q audit.Query) int64 {
 }
 
 func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]audit.Block, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	blocks, err := database.Collect(ctx, s.backend.Read, scanBlock, text, args...)
-	if err != nil {
-		return nil, s.UseError(ctx, "reading the audit", err)
-	}
-	return blocks, nil
+	return database.Read(ctx, s, "reading the audit", scanBlock, text, args...)
 }
 
 // pruneAudit deletes blocks whose entries are all older, from the start of each run, so that

@@ -41,21 +41,12 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 
 // Leases returns the leases of all nodes, in order of name.
 func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	leases, err := database.Collect(ctx, s.backend.Admin, func(scan func(...any) error) (l devices.Lease, err error) {
+	return database.ReadFrom(ctx, s, s.backend.Admin, "reading the nodes", func(scan func(...any) error) (l devices.Lease, err error) {
 		var started int64
 		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices)
 		l.Started = clock.Instant(started)
 		return l, err
 	}, `SELECT node, instance, beat, started_at, version, api, devices FROM nodes ORDER BY node, instance`)
-	if err != nil {
-		return nil, s.UseError(ctx, "reading the nodes", err)
-	}
-	return leases, nil
 }
 
 // NodesWithoutLease returns the names of nodes that have devices online but no lease.

@@ -209,19 +209,10 @@ func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, e
 
 // tallies returns the tallies of the next devices, in byte order of their ids.
 func (s *Store) historySummaries(ctx context.Context, after string) ([]historySummary, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (t historySummary, err error) {
+	return database.Read(ctx, s, "counting the catalog history", func(scan func(...any) error) (t historySummary, err error) {
 		return t, scan(&t.device, &t.entries, &t.oldest, &t.newest, &t.known)
 	}, `SELECT h.device, count(*), min(h.at), max(h.at), EXISTS (SELECT 1 FROM devices d WHERE d.device = h.device)
  FROM catalog_history h WHERE h.device > $1 GROUP BY h.device ORDER BY h.device LIMIT $2`, after, int64(prunePage))
-	if err != nil {
-		return nil, s.UseError(ctx, "counting the catalog history", err)
-	}
-	return page, nil
 }
 
 // pruneCatalogs deletes unused lists that were last used before this time, one row at a time. A
@@ -253,18 +244,7 @@ func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted in
 
 // unnamed returns the next lists that may be deleted.
 func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]string, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (hash string, err error) {
-		return hash, scan(&hash)
-	}, `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
+	return database.Read(ctx, s, "looking for unused lists", database.Scalar[string], `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
  AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, clock.Micros(before), int64(prunePage))
-	if err != nil {
-		return nil, s.UseError(ctx, "looking for unused lists", err)
-	}
-	return page, nil
 }

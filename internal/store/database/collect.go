@@ -14,32 +14,31 @@ type Queryer interface {
 // maxKept is how many statements are kept; later ones are compiled for each query.
 const maxKept = 64
 
-// kept is a prepared statement in place of its text.
-type kept struct{ *sql.Stmt }
+// keeper is what Kept returns.
+type keeper struct{ *DB }
 
-func (k kept) QueryContext(ctx context.Context, _ string, args ...any) (*sql.Rows, error) {
-	return k.Stmt.QueryContext(ctx, args...)
-}
+// Kept returns what runs frequent queries, whose texts are always the same: on SQLite by prepared statements, which are kept,
+// since compiling may cost more than running. The driver of Postgres keeps statements itself.
+func (db *DB) Kept() Queryer { return keeper{db} }
 
-// Kept returns what runs a frequent query: on SQLite the prepared statement, which is kept, since compiling may cost more than
-// running it. The driver of Postgres keeps statements itself.
-func (db *DB) Kept(ctx context.Context, text string) Queryer {
-	if known, ok := db.kept.Load(text); ok {
-		return known.(kept)
+// QueryContext implements Queryer.
+func (k keeper) QueryContext(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	known, ok := k.kept.Load(text)
+	if !ok {
+		if k.Postgres() || k.keptN.Load() >= maxKept {
+			return k.Read.QueryContext(ctx, text, args...)
+		}
+		stmt, err := k.Read.PrepareContext(ctx, text)
+		if err != nil {
+			return nil, err
+		}
+		if known, ok = k.kept.LoadOrStore(text, stmt); ok { // another caller was first
+			_ = stmt.Close()
+		} else {
+			k.keptN.Add(1)
+		}
 	}
-	if db.Postgres() || db.keptN.Load() >= maxKept {
-		return db.Read
-	}
-	stmt, err := db.Read.PrepareContext(ctx, text)
-	if err != nil {
-		return db.Read // which returns the error
-	}
-	if known, other := db.kept.LoadOrStore(text, kept{stmt}); other { // another caller was first
-		_ = stmt.Close()
-		return known.(kept)
-	}
-	db.keptN.Add(1)
-	return kept{stmt}
+	return known.(*sql.Stmt).QueryContext(ctx, args...)
 }
 
 // Collect runs a query and reads all its rows.
@@ -65,4 +64,38 @@ func CollectAbout[T any](ctx context.Context, db Queryer, n int, scan func(func(
 		out = append(out, row)
 	}
 	return out, rows.Err()
+}
+
+// Read runs a query on the readers and reads all its rows, as one of Host's reads; doing is for its errors.
+func Read[T any](ctx context.Context, h Host, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	return ReadFrom(ctx, h, h.Database().Read, doing, scan, text, args...)
+}
+
+// ReadFrom is Read with other connections, or kept statements.
+func ReadFrom[T any](ctx context.Context, h Host, from Queryer, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	ctx, cancel, err := h.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	rows, err := Collect(ctx, from, scan, text, args...)
+	if err != nil {
+		return nil, h.UseError(ctx, doing, err)
+	}
+	return rows, nil
+}
+
+// One is Read for one row, if there is one.
+func One[T any](ctx context.Context, h Host, doing string, scan func(func(...any) error) (T, error), text string, args ...any) (row T, found bool, err error) {
+	rows, err := Read(ctx, h, doing, scan, text, args...)
+	if found = len(rows) > 0; found {
+		row = rows[0]
+	}
+	return row, found, err
+}
+
+// Scalar reads rows of one column.
+func Scalar[T any](scan func(...any) error) (v T, err error) {
+	err = scan(&v)
+	return v, err
 }

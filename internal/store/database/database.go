@@ -61,7 +61,7 @@ type DB struct {
 	// checkpoints is nil on Postgres.
 	checkpoints *checkpointer
 	prepared    sync.Map // prepared to its *sql.Stmt of Write, which ends with it
-	kept        sync.Map // text to its kept of Read
+	kept        sync.Map // text to its *sql.Stmt of Read, see Kept
 	keptN       atomic.Int64
 }
 

@@ -58,7 +58,7 @@ func scan(scan func(...any) error) (image firmware.Image, err error) {
 
 // Images implements firmware.Store.
 func (s *Store) Images(ctx context.Context) ([]firmware.Image, error) {
-	return read(ctx, s, "reading firmware images", scan, `SELECT `+columns+` FROM firmware ORDER BY added_at DESC, sha256`)
+	return database.Read(ctx, s.host, "reading firmware images", scan, `SELECT `+columns+` FROM firmware ORDER BY added_at DESC, sha256`)
 }
 
 // Add implements firmware.Store.
@@ -150,7 +150,7 @@ func (s *Store) Running(ctx context.Context, elfs []string) (map[string]int64, e
 	slices.Sort(elfs)
 	running := map[string]int64{}
 	condition, arg := database.IDSet(s.db.Postgres(), "i.elf_sha256", "$1", slices.Compact(elfs))
-	_, err := read(ctx, s, "counting what devices run", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := database.Read(ctx, s.host, "counting what devices run", func(scan func(...any) error) (none struct{}, err error) {
 		var elf string
 		var n int64
 		err = scan(&elf, &n)
@@ -162,13 +162,10 @@ func (s *Store) Running(ctx context.Context, elfs []string) (map[string]int64, e
 
 // Former implements firmware.Store.
 func (s *Store) Former(ctx context.Context, elf string) (int64, error) {
-	n, err := read(ctx, s, "counting what devices ran", func(scan func(...any) error) (n int64, err error) { return n, scan(&n) },
+	n, _, err := database.One(ctx, s.host, "counting what devices ran", database.Scalar[int64],
 		`SELECT count(*) FROM device_images p JOIN device_images i ON i.device = p.device AND i.seq = p.seq + 1
  WHERE p.elf_sha256 = $1 AND i.elf_sha256 <> $1 AND `+newest, elf)
-	if err != nil {
-		return 0, err
-	}
-	return n[0], nil
+	return n, err
 }
 
 const imageColumns = `i.seq, i.elf_sha256, i.version, i.board, i.details, i.cause, i.at, d.image_checks FROM device_images i JOIN devices d ON d.device = i.device`
@@ -184,7 +181,7 @@ func scanImage(scan func(...any) error, before ...any) (image devices.DeviceImag
 func (s *Store) Newest(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error) {
 	out := make(map[devices.ID]devices.DeviceImage, len(ids))
 	condition, arg := database.IDSet(s.db.Postgres(), "i.device", "$1", ids)
-	_, err := read(ctx, s, "reading what devices run", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := database.Read(ctx, s.host, "reading what devices run", func(scan func(...any) error) (none struct{}, err error) {
 		var id devices.ID
 		image, err := scanImage(scan, &id)
 		out[id] = image
@@ -195,23 +192,10 @@ func (s *Store) Newest(ctx context.Context, ids []devices.ID) (map[devices.ID]de
 
 // History implements firmware.Store.
 func (s *Store) History(ctx context.Context, id devices.ID) ([]devices.DeviceImage, error) {
-	history, err := read(ctx, s, "reading the images of a device", func(scan func(...any) error) (devices.DeviceImage, error) { return scanImage(scan) },
+	history, err := database.Read(ctx, s.host, "reading the images of a device", func(scan func(...any) error) (devices.DeviceImage, error) { return scanImage(scan) },
 		`SELECT `+imageColumns+` WHERE i.device = $1 ORDER BY i.seq DESC`, string(id))
 	for i := 1; i < len(history); i++ {
 		history[i].SeenTwice = false // the column is of the newest one
 	}
 	return history, err
-}
-
-func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	rows, err := database.Collect(ctx, s.db.Read, scan, text, args...)
-	if err != nil {
-		return nil, s.host.UseError(ctx, doing, err)
-	}
-	return rows, nil
 }

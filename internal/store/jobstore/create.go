@@ -202,7 +202,7 @@ func (s *Store) there(ctx context.Context, id string, tasks []jobs.Task) (map[de
 	}
 	from, arg := s.tasksOf(ids, `t.round = (SELECT round FROM jobs WHERE job = $1)`)
 	there := map[devices.ID]bool{}
-	_, err := read(ctx, s, "looking for new devices of a job", func(scan func(...any) error) (id devices.ID, err error) {
+	_, err := database.Read(ctx, s.host, "looking for new devices of a job", func(scan func(...any) error) (id devices.ID, err error) {
 		err = scan(&id)
 		there[id] = true
 		return id, err

@@ -184,7 +184,7 @@ func (s *Store) LoseRunning(ctx context.Context, self string, limit int) (ended 
 	}
 	now := s.Now()
 	// Most of the time there are none: then nobody waits for a transaction.
-	list, err := read(ctx, s, "looking for tasks of ended nodes", func(scan func(...any) error) (jobs.End, error) {
+	list, err := database.Read(ctx, s.host, "looking for tasks of ended nodes", func(scan func(...any) error) (jobs.End, error) {
 		task, err := scanTask(scan)
 		return jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Unknown, Code: jobs.CodeNodeLost,
 			Detail: "node " + task.Node + " ended while it ran the task; it is not known whether the device did it"}, err
@@ -274,7 +274,7 @@ func (s *Store) Forget(ctx context.Context, ids ...devices.ID) error {
 // forget ends open tasks of devices, at most BeginBatch, and reports whether there may be others.
 func (s *Store) forget(ctx context.Context, ids []string) (left bool, err error) {
 	text, arg := s.openOf(ids, "t.job")
-	found, err := read(ctx, s, "looking for the tasks of forgotten devices", scanText, text, arg, int64(jobs.BeginBatch))
+	found, err := database.Read(ctx, s.host, "looking for the tasks of forgotten devices", database.Scalar[string], text, arg, int64(jobs.BeginBatch))
 	if err != nil || len(found) == 0 { // most of the time there are none: then nobody waits for a transaction
 		return false, err
 	}

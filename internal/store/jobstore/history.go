@@ -81,24 +81,24 @@ func (s *Store) CheckHistory(ctx context.Context) error {
 		n       int64
 	}
 	before, _ := s.history.get() // tasks may begin while the database is read
-	list, err := read(ctx, s, "reading how many tasks have begun", func(scan func(...any) error) (h head, err error) {
+	is, found, err := database.One(ctx, s.host, "reading how many tasks have begun", func(scan func(...any) error) (h head, err error) {
 		err = scan(&h.lineage, &h.n)
 		return h, err
 	}, `SELECT f.lineage, COALESCE((SELECT CAST(value AS BIGINT) FROM fleet WHERE key = $1), 0) FROM fleet_revision f WHERE f.one = 1`, begunKey)
-	if err != nil || len(list) == 0 {
+	if err != nil || !found {
 		return err
 	}
-	if !s.history.compare(before, list[0].lineage, list[0].n) {
+	if !s.history.compare(before, is.lineage, is.n) {
 		return nil
 	}
-	s.log.Warn("the database has begun fewer tasks of jobs than this node knows, as after a restore: all open jobs are halted", "begun", list[0].n, "known", before.Begun)
+	s.log.Warn("the database has begun fewer tasks of jobs than this node knows, as after a restore: all open jobs are halted", "begun", is.n, "known", before.Begun)
 	return s.HaltRestored(ctx, false)
 }
 
 // HaltRestored implements jobs.Store.
 func (s *Store) HaltRestored(ctx context.Context, planned bool) error {
 	return s.transact(ctx, "halting the jobs of a restored database", func(ctx context.Context, t *transaction) error {
-		ids, err := database.Collect(ctx, t.tx, scanText, `SELECT job FROM jobs WHERE ended_at = 0`)
+		ids, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT job FROM jobs WHERE ended_at = 0`)
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE until <= $1`, clock.Micros(t.now)); err != nil {
 			return err
 		}
-		old, err := database.Collect(ctx, t.tx, scanText, `SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, clock.Micros(before), int64(min(limit, 100)))
+		old, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, clock.Micros(before), int64(min(limit, 100)))
 		if err != nil {
 			return err
 		}
@@ -93,19 +93,14 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 	return deleted, err
 }
 
-func scanText(scan func(...any) error) (text string, err error) {
-	err = scan(&text)
-	return text, err
-}
-
 // tooMany returns the oldest ended jobs of a key without admin that has more than it may.
 func (t *transaction) tooMany(ctx context.Context) ([]string, error) {
-	owners, err := database.Collect(ctx, t.tx, scanText, `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1`, int64(jobs.MaxEndedJobs))
+	owners, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1`, int64(jobs.MaxEndedJobs))
 	owners = slices.DeleteFunc(owners, func(owner string) bool { return t.holder(owner).Admin })
 	if err != nil || len(owners) == 0 {
 		return nil, err
 	}
-	return database.Collect(ctx, t.tx, scanText, `SELECT job FROM (SELECT job, ended_at FROM jobs WHERE owner = $1 AND ended_at > 0 ORDER BY ended_at DESC, job DESC LIMIT $2 OFFSET $3) j
+	return database.Collect(ctx, t.tx, database.Scalar[string], `SELECT job FROM (SELECT job, ended_at FROM jobs WHERE owner = $1 AND ended_at > 0 ORDER BY ended_at DESC, job DESC LIMIT $2 OFFSET $3) j
  ORDER BY ended_at, job LIMIT 100`, owners[0], int64(jobs.MaxOpenTasks), int64(jobs.MaxEndedJobs))
 }
 

@@ -13,60 +13,34 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// read runs a query and reads all its rows.
-func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
-	return readBy(ctx, s, doing, func(context.Context) database.Queryer { return s.db.Read }, scan, text, args...)
-}
-
-// readOften is read for a query whose text is always the same, and which OTA checks make.
-func readOften[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
-	return readBy(ctx, s, doing, func(ctx context.Context) database.Queryer { return s.db.Kept(ctx, text) }, scan, text, args...)
-}
-
-func readBy[T any](ctx context.Context, s *Store, doing string, by func(context.Context) database.Queryer, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	list, err := database.Collect(ctx, by(ctx), scan, text, args...)
-	if err != nil {
-		return nil, s.host.UseError(ctx, doing, err)
-	}
-	return list, nil
-}
-
 func scanPlain(scan func(...any) error) (jobs.Job, error) { return scanJob(scan) }
 
 // Job implements jobs.Store.
 func (s *Store) Job(ctx context.Context, id string) (jobs.Job, error) {
-	list, err := read(ctx, s, "reading a job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.job = $1`, database.Clean(id))
-	if err == nil && len(list) == 0 {
+	j, found, err := database.One(ctx, s.host, "reading a job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.job = $1`, database.Clean(id))
+	if err == nil && !found {
 		err = fmt.Errorf("job %s: %w", id, devices.ErrNotFound)
 	}
-	if err != nil {
-		return jobs.Job{}, err
-	}
-	return list[0], nil
+	return j, err
 }
 
 // Repeated implements jobs.Store.
 func (s *Store) Repeated(ctx context.Context, owner, key, hash string) (jobs.Job, error) {
-	list, err := read(ctx, s, "looking for a repeated job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.owner = $1 AND j.idem = $2 AND j.idem <> ''`, owner, key)
+	j, found, err := database.One(ctx, s.host, "looking for a repeated job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.owner = $1 AND j.idem = $2 AND j.idem <> ''`, owner, key)
 	switch {
 	case err != nil:
 		return jobs.Job{}, err
-	case len(list) == 0 || !list[0].CreatedAt.After(s.Now().Add(-jobs.KeyLifetime)):
+	case !found || !j.CreatedAt.After(s.Now().Add(-jobs.KeyLifetime)):
 		return jobs.Job{}, devices.ErrNotFound
-	case list[0].Hash != hash:
+	case j.Hash != hash:
 		return jobs.Job{}, jobs.ErrConflict
 	}
-	return list[0], nil
+	return j, nil
 }
 
 // Open implements jobs.Store.
 func (s *Store) Open(ctx context.Context) ([]jobs.Job, error) {
-	return read(ctx, s, "reading the open jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.ended_at = 0 ORDER BY j.job`)
+	return database.Read(ctx, s.host, "reading the open jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.ended_at = 0 ORDER BY j.job`)
 }
 
 // conditions is a list of conditions with their parameters.
@@ -124,7 +98,7 @@ func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next 
 	if f.After != "" {
 		c.add("j.job < %s", database.Clean(f.After))
 	}
-	list, err = read(ctx, s, "listing jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j`+c.where()+` ORDER BY j.job DESC`+c.limit(f.Limit), c.args...)
+	list, err = database.Read(ctx, s.host, "listing jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j`+c.where()+` ORDER BY j.job DESC`+c.limit(f.Limit), c.args...)
 	if len(list) > f.Limit {
 		list = list[:f.Limit]
 		next = list[f.Limit-1].ID
@@ -144,7 +118,7 @@ func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task,
 		c.add("(t.device, t.round) > (%s, %s)", device, round)
 	}
 	if f.Outcome != "" || f.Open || f.Running {
-		end, err := read(ctx, s, "listing tasks", func(scan func(...any) error) (t jobs.Task, err error) {
+		end, err := database.Read(ctx, s.host, "listing tasks", func(scan func(...any) error) (t jobs.Task, err error) {
 			err = scan(&t.Device, &t.Round)
 			return t, err
 		}, `SELECT t.device, t.round FROM tasks t`+c.where()+` ORDER BY t.device, t.round LIMIT 1 OFFSET `+strconv.Itoa(maxFiltered-1), c.args...)
@@ -165,7 +139,7 @@ func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task,
 	if f.Open {
 		c.text = append(c.text, "t.state <> 'ended'")
 	}
-	list, err = read(ctx, s, "listing tasks", scanOne, `SELECT `+taskNames+` FROM tasks t`+c.where()+` ORDER BY t.device, t.round`+c.limit(f.Limit), c.args...)
+	list, err = database.Read(ctx, s.host, "listing tasks", scanOne, `SELECT `+taskNames+` FROM tasks t`+c.where()+` ORDER BY t.device, t.round`+c.limit(f.Limit), c.args...)
 	if len(list) > f.Limit {
 		list = list[:f.Limit]
 		next = cursorOf(&list[f.Limit-1])
@@ -197,7 +171,7 @@ func scanCandidate(scan func(...any) error, more ...any) (c jobs.Candidate, err 
 
 // Waiting implements jobs.Store.
 func (s *Store) Waiting(ctx context.Context, id string, after int64, limit int) ([]jobs.Candidate, error) {
-	return read(ctx, s, "reading waiting tasks", func(scan func(...any) error) (jobs.Candidate, error) { return scanCandidate(scan) },
+	return database.Read(ctx, s.host, "reading waiting tasks", func(scan func(...any) error) (jobs.Candidate, error) { return scanCandidate(scan) },
 		`SELECT `+candidateNames+` FROM tasks t WHERE t.job = $1 AND t.state = 'waiting' AND t.spread > $2 ORDER BY t.spread LIMIT $3`,
 		id, after, int64(limit))
 }
@@ -228,7 +202,7 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, 
 		jobs.Candidate
 		runs bool
 	}
-	rows, err := read(ctx, s, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
+	rows, err := database.Read(ctx, s.host, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
 		r.Candidate, err = scanCandidate(scan, &r.runs)
 		return r, err
 	}, text, set, clock.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)), but)
@@ -261,7 +235,7 @@ const queued = ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE (t.device = $1 
 
 // queue is Queue with a further condition on jobs j.
 func (s *Store) queue(ctx context.Context, id devices.ID, condition string) ([]jobs.Queued, error) {
-	list, err := readOften(ctx, s, "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+queued+condition, database.Clean(string(id)))
+	list, err := database.ReadFrom(ctx, s.host, s.db.Kept(), "reading the queue of a device", scanQueued, `SELECT `+jobNames+`, `+taskNames+queued+condition, database.Clean(string(id)))
 	sortQueue(list)
 	return list, err
 }

@@ -73,7 +73,7 @@ func (s *Store) Step(ctx context.Context, id string, device devices.ID, f func(s
 
 // isAhead reports whether another task of the device runs, or is due before this one.
 func (t *transaction) isAhead(ctx context.Context, all map[string]*locked, task *jobs.Task) (bool, error) {
-	running, err := database.Collect(ctx, t.tx, scanText, `SELECT r.job FROM tasks r WHERE r.device = $1 AND r.state = 'running'`, string(task.Device))
+	running, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT r.job FROM tasks r WHERE r.device = $1 AND r.state = 'running'`, string(task.Device))
 	if err != nil || len(running) > 0 {
 		return true, err
 	}
@@ -105,16 +105,13 @@ func (t *transaction) mark(ctx context.Context, s *jobs.Step) error {
 const ofFirmware = ` AND j.action = 'firmware'`
 
 // Outlook implements jobs.Store.
-func (s *Store) Outlook(ctx context.Context, device devices.ID, elf string) (jobs.Outlook, error) {
-	list, err := readOften(ctx, s, "looking for firmware tasks of a device", func(scan func(...any) error) (o jobs.Outlook, err error) {
-		return o, scan(&o.Open, &o.Moves, &o.Ready, &o.Unconfirmed)
+func (s *Store) Outlook(ctx context.Context, device devices.ID, elf string) (o jobs.Outlook, err error) {
+	_, err = database.ReadFrom(ctx, s.host, s.db.Kept(), "looking for firmware tasks of a device", func(scan func(...any) error) (none struct{}, err error) {
+		return none, scan(&o.Open, &o.Moves, &o.Ready, &o.Unconfirmed)
 	}, `SELECT count(*), coalesce(max(CASE WHEN t.state = 'running' OR t.elf_target = $2 AND $2 <> '' THEN 1 ELSE 0 END), 0) = 1,
  coalesce(max(CASE WHEN j.ready_at <= $3 THEN 1 ELSE 0 END), 0) = 1,
  EXISTS (SELECT 1 FROM firmware_devices f WHERE f.device = $1 AND f.unconfirmed_at > 0)`+queued+ofFirmware, database.Clean(string(device)), database.Clean(elf), clock.Micros(s.Now()))
-	if err != nil {
-		return jobs.Outlook{}, err
-	}
-	return list[0], nil
+	return o, err
 }
 
 // Rolling implements jobs.Store.
@@ -128,21 +125,18 @@ func (s *Store) Rolling(ctx context.Context, device devices.ID) ([]jobs.Queued, 
 
 // Overdue implements jobs.Store.
 func (s *Store) Overdue(ctx context.Context, limit int) ([]jobs.Task, error) {
-	return read(ctx, s, "looking for firmware tasks that stand still", scanOne,
+	return database.Read(ctx, s.host, "looking for firmware tasks that stand still", scanOne,
 		`SELECT `+taskNames+` FROM tasks t WHERE t.phase <> '' AND t.limit_at <= $1 ORDER BY t.limit_at LIMIT $2`, clock.Micros(s.Now()), int64(limit))
 }
 
 // Rolled implements jobs.Store.
 func (s *Store) Rolled(ctx context.Context, device devices.ID, elf string) (jobs.Task, error) {
-	list, err := read(ctx, s, "looking for an ended firmware task", scanOne,
+	task, found, err := database.One(ctx, s.host, "looking for an ended firmware task", scanOne,
 		`SELECT `+taskNames+` FROM tasks t WHERE t.device = $1 AND t.elf_target <> '' AND (t.elf_target = $2 OR $2 = '') AND t.state = 'ended' ORDER BY t.ended_at DESC LIMIT 1`, string(device), elf)
-	if err == nil && len(list) == 0 {
+	if err == nil && !found {
 		err = devices.ErrNotFound
 	}
-	if err != nil {
-		return jobs.Task{}, err
-	}
-	return list[0], nil
+	return task, err
 }
 
 // Supersede implements jobs.Store.
@@ -152,7 +146,7 @@ func (s *Store) Supersede(ctx context.Context, id string, ids []devices.ID) erro
 	}
 	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", ids)
 	from := ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.state = 'waiting' AND j.action = 'firmware' AND t.job < $1 AND ` + condition
-	older, err := read(ctx, s, "looking for older firmware tasks", scanText, `SELECT DISTINCT t.job`+from, id, arg)
+	older, err := database.Read(ctx, s.host, "looking for older firmware tasks", database.Scalar[string], `SELECT DISTINCT t.job`+from, id, arg)
 	if err != nil || len(older) == 0 { // most of the time there are none: then nobody waits for a transaction
 		return err
 	}
@@ -176,7 +170,7 @@ const changed = ` FROM tasks t WHERE t.job = $1 AND t.elf_target <> '' AND t.elf
 // Changed implements jobs.Store.
 func (s *Store) Changed(ctx context.Context, id string) (map[string]int64, error) {
 	out := map[string]int64{}
-	_, err := read(ctx, s, "counting what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := database.Read(ctx, s.host, "counting what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
 		var before string
 		var n int64
 		err = scan(&before, &n)
@@ -190,7 +184,7 @@ func (s *Store) Changed(ctx context.Context, id string) (map[string]int64, error
 func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map[devices.ID]string, error) {
 	out := map[devices.ID]string{}
 	condition, arg := database.IDSet(s.db.Postgres(), "t.device", "$2", ids)
-	_, err := read(ctx, s, "reading what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := database.Read(ctx, s.host, "reading what a firmware job has changed", func(scan func(...any) error) (none struct{}, err error) {
 		var device devices.ID
 		var before string
 		err = scan(&device, &before)
@@ -204,7 +198,7 @@ func (s *Store) ChangedOf(ctx context.Context, id string, ids []devices.ID) (map
 func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]jobs.Mark, error) {
 	out := map[devices.ID]jobs.Mark{}
 	condition, arg := database.IDSet(s.db.Postgres(), "device", "$1", ids)
-	_, err := readOften(ctx, s, "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
+	_, err := database.ReadFrom(ctx, s.host, s.db.Kept(), "reading which devices are barred from firmware", func(scan func(...any) error) (none struct{}, err error) {
 		var device devices.ID
 		var m jobs.Mark
 		var barred, unconfirmed int64

@@ -50,7 +50,7 @@ func (t *transaction) held(ctx context.Context) (*held, error) {
 // Room implements jobs.Store.
 func (s *Store) Room(ctx context.Context, owner string) (int64, error) {
 	h := newHeld()
-	_, err := read(ctx, s, "reading the shares of the keys", h.scan, heldQuery)
+	_, err := database.Read(ctx, s.host, "reading the shares of the keys", h.scan, heldQuery)
 	return access.Share(jobs.MaxOpenTasks, h.tasks, owner, s.holder), err
 }
 

@@ -108,16 +108,7 @@ func (l *Ledger) RotateGrant(ctx context.Context, old string, next access.GrantU
 
 // GrantUses implements fleet.Grants.
 func (l *Ledger) GrantUses(ctx context.Context) ([]access.GrantUse, error) {
-	ctx, cancel, err := l.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	uses, err := database.Collect(ctx, l.db.Read, scanGrant, `SELECT `+grantColumns+` FROM oauth_grants`)
-	if err != nil {
-		return nil, l.host.UseError(ctx, "reading the last use of grants", err)
-	}
-	return uses, nil
+	return database.Read(ctx, l.host, "reading the last use of grants", scanGrant, `SELECT `+grantColumns+` FROM oauth_grants`)
 }
 
 // SavePolicy implements registry.Ledger.
@@ -248,19 +239,10 @@ const (
 // Expired returns at most limit devices that joined by themselves, never connected and have
 // expired, oldest first.
 func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devices.ID, error) {
-	ctx, cancel, err := l.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	ids, err := database.Collect(ctx, l.db.Read, func(scan func(...any) error) (id devices.ID, err error) { return id, scan(&id) },
+	return database.Read(ctx, l.host, "looking for expired devices", database.Scalar[devices.ID],
 		`SELECT d.device FROM devices d WHERE d.joined <> '' AND d.first_seen < $1 AND (d.joined = $2 OR d.first_seen < $3)
  AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch = 0) ORDER BY d.first_seen, d.device LIMIT $4`,
 		clock.Micros(now.Add(-ExpireMQTT)), string(devices.TransportMQTT), clock.Micros(now.Add(-ExpireWebSocket)), int64(limit))
-	if err != nil {
-		return nil, l.host.UseError(ctx, "looking for expired devices", err)
-	}
-	return ids, nil
 }
 
 // ClearJoined marks at most 500 devices as connected, so that they do not expire, and returns how

@@ -138,19 +138,10 @@ func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
 // excessive returns the devices with changes between two revisions that have more than KeepOfDevice
 // changes.
 func (l *Ledger) excessive(ctx context.Context, after, to int64) ([]string, error) {
-	ctx, cancel, err := l.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	ids, err := database.Collect(ctx, l.db.Read, func(scan func(...any) error) (id string, err error) { return id, scan(&id) },
+	return database.Read(ctx, l.host, "looking for old changes", database.Scalar[string],
 		`SELECT p.device FROM (SELECT DISTINCT device FROM changes WHERE revision > $1 AND revision <= $2) p
  WHERE (SELECT l.revision FROM changes l WHERE l.device = p.device ORDER BY l.revision DESC LIMIT 1 OFFSET $3) IS NOT NULL`,
 		after, to, int64(KeepOfDevice))
-	if err != nil {
-		return nil, l.host.UseError(ctx, "looking for old changes", err)
-	}
-	return ids, nil
 }
 
 // cut deletes the changes of a device that are too old.

@@ -144,16 +144,7 @@ func pageOf(limit int) int64 {
 }
 
 func (l *Ledger) changes(ctx context.Context, query string, args ...any) ([]devices.Change, error) {
-	ctx, cancel, err := l.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	list, err := database.Collect(ctx, l.db.Read, scanChange, query, args...)
-	if err != nil {
-		return nil, l.host.UseError(ctx, "reading changes", err)
-	}
-	return list, nil
+	return database.Read(ctx, l.host, "reading changes", scanChange, query, args...)
 }
 
 // snapshotTimeout limits a snapshot.

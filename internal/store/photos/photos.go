@@ -70,11 +70,6 @@ func (x *Index) Remove(ctx context.Context, ids ...string) error {
 // Page returns at most limit photos, newest first, of one device or of all if device is empty: those
 // with ids below before, or the newest if that is empty, down to the id from.
 func (x *Index) Page(ctx context.Context, device devices.ID, before, from string, limit int) ([]devices.Photo, error) {
-	ctx, cancel, err := x.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
 	if before == "" {
 		before = "~" // above every id
 	}
@@ -82,11 +77,7 @@ func (x *Index) Page(ctx context.Context, device devices.ID, before, from string
 	if device != "" {
 		text, args = text+" AND device = $4", append(args, string(device))
 	}
-	photos, err := database.Collect(ctx, x.db.Read, scan, "SELECT id, device, question, bytes, sha256, kind, taken_at FROM photos"+text+" ORDER BY id DESC LIMIT $3", args...)
-	if err != nil {
-		return nil, x.host.UseError(ctx, "listing photos", err)
-	}
-	return photos, nil
+	return database.Read(ctx, x.host, "listing photos", scan, "SELECT id, device, question, bytes, sha256, kind, taken_at FROM photos"+text+" ORDER BY id DESC LIMIT $3", args...)
 }
 
 func scan(scan func(...any) error) (p devices.Photo, err error) {

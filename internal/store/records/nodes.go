@@ -9,19 +9,10 @@ import (
 
 // OnlineOf returns the devices that a node left online, in order of ids: at most limit devices with ids above after.
 func (s *Records) OnlineOf(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	out, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (p devices.Presence, err error) {
+	return database.Read(ctx, s.host, "reading a node's devices", func(scan func(...any) error) (p devices.Presence, err error) {
 		return p, scanPresence(&p, scan, &p.Device)
 	}, "SELECT p.device, "+presenceColumns+` FROM presence p WHERE p.online AND p.node COLLATE "binary" = $1 AND p.device > $2 ORDER BY p.device LIMIT $3`,
 		database.Clean(node), string(after), limit)
-	if err != nil {
-		return nil, s.host.UseError(ctx, "reading a node's devices", err)
-	}
-	return out, nil
 }
 
 // maxNodes limits the number of names that NodesOnline returns.

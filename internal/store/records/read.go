@@ -152,44 +152,33 @@ func (s *Records) rows(ctx context.Context, ids []string) ([]devices.Row, error)
 
 // Catalog returns one stored list, byte for byte as it was saved.
 func (s *Records) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogText, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return devices.CatalogText{}, err
+	c, found, err := database.One(ctx, s.host, "reading a catalog", func(scan func(...any) error) (devices.CatalogText, error) {
+		c := devices.CatalogText{Hash: h}
+		var text, encoding string
+		var firstSeen int64
+		err := scan(&text, &encoding, &c.Count, &firstSeen)
+		if err == nil {
+			c.FirstSeen = clock.Instant(firstSeen)
+			c.Tools, err = database.DecodeTools(text, encoding)
+		}
+		return c, err
+	}, `SELECT tools, encoding, tool_count, first_seen FROM catalogs WHERE sha256 = $1`, h.String())
+	if err == nil && !found {
+		err = fmt.Errorf("catalog %s: %w", h, devices.ErrNotFound)
 	}
-	defer cancel()
-	c := devices.CatalogText{Hash: h}
-	var text, encoding string
-	var firstSeen int64
-	err = s.db.Read.QueryRowContext(ctx, `SELECT tools, encoding, tool_count, first_seen FROM catalogs WHERE sha256 = $1`, h.String()).
-		Scan(&text, &encoding, &c.Count, &firstSeen)
-	if errors.Is(err, sql.ErrNoRows) {
-		return devices.CatalogText{}, fmt.Errorf("catalog %s: %w", h, devices.ErrNotFound)
-	}
-	if err == nil {
-		c.FirstSeen = clock.Instant(firstSeen)
-		c.Tools, err = database.DecodeTools(text, encoding)
-	}
-	if err != nil {
-		return devices.CatalogText{}, s.host.UseError(ctx, "reading a catalog", err)
-	}
-	return c, nil
+	return c, err
 }
 
 // History returns entries of one device, newest first. A limit outside 1 to MaxPage is replaced by
 // MaxPage.
 func (s *Records) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
 	if epoch == 0 && seq == 0 {
 		epoch, seq = math.MaxInt64, math.MaxInt64
 	}
 	if limit < 1 || limit > MaxPage {
 		limit = MaxPage
 	}
-	out, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (devices.HistoryEntry, error) {
+	return database.Read(ctx, s.host, "reading the catalog history", func(scan func(...any) error) (devices.HistoryEntry, error) {
 		e := devices.HistoryEntry{Device: id}
 		var catalog string
 		var at int64
@@ -202,8 +191,4 @@ func (s *Records) History(ctx context.Context, id devices.ID, epoch devices.Epoc
 		return e, err
 	}, `SELECT epoch, seq, catalog, firmware, elf_sha256, partial, at FROM catalog_history
  WHERE device = $1 AND (epoch, seq) < ($2, $3) ORDER BY epoch DESC, seq DESC LIMIT $4`, database.Clean(string(id)), int64(epoch), seq, int64(limit))
-	if err != nil {
-		return nil, s.host.UseError(ctx, "reading the catalog history", err)
-	}
-	return out, nil
 }

@@ -204,9 +204,7 @@ func (s *Records) distinct(ctx context.Context, table, column, where string, arg
 	q.add("WITH RECURSIVE v (value, n) AS (SELECT a.value, 1 FROM (SELECT "+column+" AS value FROM "+table+" WHERE "+where+" ORDER BY "+column+" LIMIT 1) a"+
 		" UNION ALL SELECT (SELECT "+column+" FROM "+table+" WHERE "+where+" AND "+column+" > v.value ORDER BY "+column+" LIMIT 1), v.n + 1"+
 		" FROM v WHERE v.value IS NOT NULL AND v.n < ?) SELECT value FROM v WHERE value IS NOT NULL", append(append(slices.Clone(args), args...), int64(limit))...)
-	return database.Collect(ctx, s.db.Read, func(scan func(...any) error) (value string, err error) {
-		return value, scan(&value)
-	}, q.text.String(), q.args...)
+	return database.Collect(ctx, s.db.Read, database.Scalar[string], q.text.String(), q.args...)
 }
 
 // sizes caches for sizeTime how many devices a source has: reading a list page by page needs that

@@ -58,32 +58,16 @@ func settings(h webhooks.Hook) ([]any, error) {
 
 // List implements webhooks.Store.
 func (s *Store) List(ctx context.Context) ([]webhooks.Hook, error) {
-	return s.read(ctx, ` ORDER BY id`)
+	return database.Read(ctx, s.host, "reading webhooks", scan, `SELECT `+columns+` FROM webhooks ORDER BY id`)
 }
 
 // Get implements webhooks.Store.
 func (s *Store) Get(ctx context.Context, id string) (webhooks.Hook, error) {
-	hooks, err := s.read(ctx, ` WHERE id = $1`, database.Clean(id))
-	if err == nil && len(hooks) == 0 {
+	hook, found, err := database.One(ctx, s.host, "reading webhooks", scan, `SELECT `+columns+` FROM webhooks WHERE id = $1`, database.Clean(id))
+	if err == nil && !found {
 		err = devices.ErrNotFound
 	}
-	if err != nil {
-		return webhooks.Hook{}, err
-	}
-	return hooks[0], nil
-}
-
-func (s *Store) read(ctx context.Context, condition string, args ...any) ([]webhooks.Hook, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	hooks, err := database.Collect(ctx, s.db.Read, scan, `SELECT `+columns+` FROM webhooks`+condition, args...)
-	if err != nil {
-		return nil, s.host.UseError(ctx, "reading webhooks", err)
-	}
-	return hooks, nil
+	return hook, err
 }
 
 // Create implements webhooks.Store.
@@ -169,19 +153,12 @@ func (s *Store) Lease(ctx context.Context, id, instance string, version int64, l
 	return err == nil, err
 }
 
-// holder returns who has the lease of a webhook; empty: nobody.
+// holder returns who has the lease of a webhook; empty: nobody, or it was deleted.
 func (s *Store) holder(ctx context.Context, id string) (instance string, beat int64, err error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return "", 0, err
-	}
-	defer cancel()
-	switch err := s.db.Read.QueryRowContext(ctx, `SELECT instance, beat FROM webhooks WHERE id = $1`, id).Scan(&instance, &beat); {
-	case errors.Is(err, sql.ErrNoRows): // it was deleted
-	case err != nil:
-		return "", 0, s.host.UseError(ctx, "reading who has the lease of a webhook", err)
-	}
-	return instance, beat, nil
+	_, err = database.Read(ctx, s.host, "reading who has the lease of a webhook", func(scan func(...any) error) (none struct{}, err error) {
+		return none, scan(&instance, &beat)
+	}, `SELECT instance, beat FROM webhooks WHERE id = $1`, id)
+	return instance, beat, err
 }
 
 // Release implements webhooks.Store.
@@ -216,12 +193,7 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 
 // Absent implements webhooks.Store. A page takes the same time whether its devices were reported or not.
 func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDevice, before time.Time, limit int) ([]webhooks.OfflineDevice, error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	absent, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
+	return database.Read(ctx, s.host, "reading which devices are offline", func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
 		var since int64
 		err = scan(&d.Device, &since, &d.Reason, &d.Reported)
 		d.Since = clock.Instant(since)
@@ -230,10 +202,6 @@ func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDev
  FROM (SELECT device, offline_since, reason FROM presence WHERE NOT online AND (offline_since, device) > ($2, $3) AND offline_since <= $4 ORDER BY offline_since, device LIMIT $5) p
  LEFT JOIN webhook_offline w ON w.webhook = $1 AND w.device = p.device AND w.since = p.offline_since ORDER BY p.offline_since, p.device`,
 		id, clock.Micros(after.Since), string(after.Device), clock.Micros(before), int64(limit))
-	if err != nil {
-		return nil, s.host.UseError(ctx, "reading which devices are offline", err)
-	}
-	return absent, nil
 }
 
 // Report implements webhooks.Store.
@@ -247,20 +215,9 @@ func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice,
 
 // Reported implements webhooks.Store.
 func (s *Store) Reported(ctx context.Context, id string, device devices.ID) (since time.Time, err error) {
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
-		return since, err
-	}
-	defer cancel()
-	var micros int64
-	err = s.db.Read.QueryRowContext(ctx, `SELECT since FROM webhook_offline WHERE webhook = $1 AND device = $2 AND NOT ended`, id, string(device)).Scan(&micros)
-	if errors.Is(err, sql.ErrNoRows) {
-		return since, nil
-	}
-	if err != nil {
-		return since, s.host.UseError(ctx, "reading which absences a webhook has", err)
-	}
-	return clock.Instant(micros), nil
+	micros, _, err := database.One(ctx, s.host, "reading which absences a webhook has", database.Scalar[int64],
+		`SELECT since FROM webhook_offline WHERE webhook = $1 AND device = $2 AND NOT ended`, id, string(device))
+	return clock.Instant(micros), err
 }
 
 // Prune implements webhooks.Store.
