@@ -51,7 +51,7 @@ func (s *Store) BindAttestationKey(ctx context.Context, serial string, id device
 		if err := proofOf(ctx, tx, serial, id); err != nil {
 			return err
 		}
-		return found(tx.ExecContext(ctx, `UPDATE attestation_keys SET device = $2, bound_at = $3 WHERE serial = $1 AND (device = '' OR device = $2)`,
+		return found(database.Exec(ctx, tx, `UPDATE attestation_keys SET device = $2, bound_at = $3 WHERE serial = $1 AND (device = '' OR device = $2)`,
 			database.Clean(serial), string(id), clock.Micros(now)))
 	}, func() error {
 		k, err := s.AttestationKey(ctx, serial)
@@ -99,18 +99,14 @@ func (s *Store) SaveAttestationKeys(ctx context.Context, keys []devices.Attestat
 // RemoveAttestationKey removes one key.
 func (s *Store) RemoveAttestationKey(ctx context.Context, serial string) error {
 	return s.changeKeys(ctx, "removing an attestation key", func(tx *sql.Tx) error {
-		return found(tx.ExecContext(ctx, `DELETE FROM attestation_keys WHERE serial = $1`, database.Clean(serial)))
+		return found(database.Exec(ctx, tx, `DELETE FROM attestation_keys WHERE serial = $1`, database.Clean(serial)))
 	}, func() error { return fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound) })
 }
 
 // errNoRow means that a statement changed no row.
 var errNoRow = errors.New("no row changed")
 
-func found(result sql.Result, err error) error {
-	if err != nil {
-		return err
-	}
-	n, err := result.RowsAffected()
+func found(n int64, err error) error {
 	if err == nil && n == 0 {
 		return errNoRow
 	}

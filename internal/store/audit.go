@@ -17,19 +17,13 @@ const MaxAuditPage = 16
 // SaveAuditBlock writes a block. An existing block is not changed, so that a write with an
 // unknown outcome can be repeated.
 func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	_, err = s.backend.Write.ExecContext(ctx, `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
+	_, err := database.Change(ctx, s, s.backend.Write, "writing the audit", `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (run, first_seq) DO NOTHING`,
 		b.Run, b.FirstSeq, b.LastSeq, b.Node, clock.Micros(b.FirstAt), clock.Micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
-	if err != nil {
-		return s.UseError(ctx, "writing the audit", err)
+	if err == nil {
+		s.stats.AuditBlocks.Add(1)
 	}
-	s.stats.AuditBlocks.Add(1)
-	return nil
+	return err
 }
 
 // auditColumns are the columns of a block, in the order of scanBlock.
@@ -99,16 +93,11 @@ func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]au
 // pruneAudit deletes blocks whose entries are all older, from the start of each run, so that
 // the remaining chain is complete.
 func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, err error) {
-	for {
-		n, err := s.change(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
- SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, clock.Micros(before), int64(pruneRows))
-		deleted += n
-		s.stats.PrunedAudit.Add(int64(n))
-		if err != nil || n < pruneRows {
-			if err != nil {
-				err = fmt.Errorf("audit log: %w", err)
-			}
-			return deleted, err
-		}
+	deleted, err = s.repeat(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
+ SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, []any{clock.Micros(before), int64(pruneRows)})
+	s.stats.PrunedAudit.Add(int64(deleted))
+	if err != nil {
+		err = fmt.Errorf("audit log: %w", err)
 	}
+	return deleted, err
 }

@@ -14,17 +14,13 @@ import (
 // because it had expired. Leases use the administrative connection, so they do not wait for
 // rows or lists.
 func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lease, begun bool, err error) {
-	ctx, cancel, err := s.BeginRead(ctx)
+	ctx, cancel, err := s.BeginRead(ctx) // of all statements together
 	if err != nil {
 		return nil, false, err
 	}
 	defer cancel()
 	changed := func(statement string, args ...any) (bool, error) {
-		result, err := s.backend.Admin.ExecContext(ctx, statement, args...)
-		if err != nil {
-			return false, s.UseError(ctx, "renewing the node's lease", err)
-		}
-		n, err := result.RowsAffected()
+		n, err := database.Change(ctx, s, s.backend.Admin, "renewing the node's lease", statement, args...)
 		return n > 0, err
 	}
 	renewed, err := changed(`UPDATE nodes SET beat = $3, devices = $4, api = $5 WHERE node = $1 AND instance = $2`, database.Clean(l.Node), l.Instance, l.Beat, l.Devices, database.Clean(l.API))
@@ -76,13 +72,6 @@ func (s *Store) EndLease(ctx context.Context, l devices.Lease) error {
 }
 
 func (s *Store) endLease(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	if _, err := s.backend.Admin.ExecContext(ctx, statement, args...); err != nil {
-		return s.UseError(ctx, "removing a lease", err)
-	}
-	return nil
+	_, err := database.Change(ctx, s, s.backend.Admin, "removing a lease", statement, args...)
+	return err
 }

@@ -104,16 +104,7 @@ func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 
 // change runs one statement on the writer's connection and returns the number of changed rows.
 func (s *Store) change(ctx context.Context, text string, args ...any) (int, error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer cancel()
-	result, err := s.backend.Write.ExecContext(ctx, text, args...)
-	if err != nil {
-		return 0, s.UseError(ctx, "deleting what is old", err)
-	}
-	n, err := result.RowsAffected()
+	n, err := database.Change(ctx, s, s.backend.Write, "deleting what is old", text, args...)
 	return int(n), err
 }
 

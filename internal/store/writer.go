@@ -270,12 +270,8 @@ func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *mergeResu
 // that was added here.
 func (w *writer) keepLists(ctx context.Context, tx *sql.Tx, lists []devices.CatalogText, now time.Time) (added int64, err error) {
 	for i := 0; i < len(lists) && err == nil; i++ {
-		var used sql.Result
 		var n int64
-		used, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, clock.Micros(now), lists[i].Hash.String())
-		if err == nil {
-			n, err = used.RowsAffected()
-		}
+		n, err = database.Exec(ctx, tx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, clock.Micros(now), lists[i].Hash.String())
 		if err == nil && n == 0 {
 			n, err = w.texts.catalogs.write(ctx, tx, w.store.backend, lists[i:i+1])
 			added += n

@@ -94,6 +94,31 @@ func One[T any](ctx context.Context, h Host, doing string, scan func(func(...any
 	return row, found, err
 }
 
+// Exec runs a statement of a pool, a connection or a transaction, and returns how many rows it changed.
+func Exec(ctx context.Context, x interface {
+	ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error)
+}, text string, args ...any) (int64, error) {
+	result, err := x.ExecContext(ctx, text, args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
+// Change is Exec with the limits and errors of Read.
+func Change(ctx context.Context, h Host, pool *sql.DB, doing, text string, args ...any) (int64, error) {
+	ctx, cancel, err := h.BeginRead(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer cancel()
+	n, err := Exec(ctx, pool, text, args...)
+	if err != nil {
+		return 0, h.UseError(ctx, doing, err)
+	}
+	return n, nil
+}
+
 // Scalar reads rows of one column.
 func Scalar[T any](scan func(...any) error) (v T, err error) {
 	err = scan(&v)

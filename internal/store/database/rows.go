@@ -131,11 +131,7 @@ func (r *Rows) Write(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (cha
 		return 0, nil
 	}
 	if db.Postgres() {
-		result, err := tx.ExecContext(ctx, r.text("SELECT * FROM "+Unnest(r.Columns, 0)), Arrays(r.Columns, rows)...)
-		if err != nil {
-			return 0, err
-		}
-		return result.RowsAffected()
+		return Exec(ctx, tx, r.text("SELECT * FROM "+Unnest(r.Columns, 0)), Arrays(r.Columns, rows)...)
 	}
 	var stmt *sql.Stmt // for ready rows; it ends with the transaction
 	for ready := 0; len(rows) > 0; {

@@ -70,6 +70,17 @@ func (x *Transactions) Run(ctx context.Context, doing string, run func(ctx conte
 	}
 }
 
+// One runs a transaction of one statement; none is the error if that changes no row.
+func (x *Transactions) One(ctx context.Context, doing string, none error, text string, args ...any) error {
+	return x.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+		n, err := Exec(ctx, tx, text, args...)
+		if err == nil && n == 0 {
+			return Rule(none)
+		}
+		return err
+	})
+}
+
 // Attempt runs a transaction once, when it has the turn to write. unknown means that it may have been committed.
 func (db *DB) Attempt(ctx context.Context, pool *sql.DB, run func(ctx context.Context, tx *sql.Tx) error) (unknown bool, err error) {
 	release, err := db.Turn(ctx)

@@ -84,15 +84,12 @@ func (s *Store) Add(ctx context.Context, images []firmware.Image, permit func(co
 			if err != nil {
 				return database.Rule(fmt.Errorf("encode an image: %w", err))
 			}
-			result, err := tx.ExecContext(ctx, `INSERT INTO firmware (`+columns+`, size) VALUES ($1, $2, $3, $4, '', $5, $6, $7) ON CONFLICT (sha256) DO NOTHING`,
+			n, err := database.Exec(ctx, tx, `INSERT INTO firmware (`+columns+`, size) VALUES ($1, $2, $3, $4, '', $5, $6, $7) ON CONFLICT (sha256) DO NOTHING`,
 				image.ID(), image.ELFText(), database.Clean(string(document)), database.Clean(image.Note), database.Clean(image.AddedBy), clock.Micros(image.AddedAt), image.Size)
 			if err != nil {
 				return err
 			}
-			switch n, err := result.RowsAffected(); {
-			case err != nil:
-				return err
-			case n > 0:
+			if n > 0 {
 				added = append(added, *image)
 			}
 		}
@@ -119,27 +116,12 @@ func (s *Store) Edit(ctx context.Context, id string, note *string, boards *[]str
 	if note != nil {
 		noted = database.Clean(*note)
 	}
-	return s.one(ctx, "changing a firmware image", `UPDATE firmware SET note = COALESCE($2, note), boards = COALESCE($3, boards) WHERE sha256 = $1`, id, noted, byHand)
+	return s.transactions.One(ctx, "changing a firmware image", devices.ErrNotFound, `UPDATE firmware SET note = COALESCE($2, note), boards = COALESCE($3, boards) WHERE sha256 = $1`, id, noted, byHand)
 }
 
 // Delete implements firmware.Store.
 func (s *Store) Delete(ctx context.Context, id string) error {
-	return s.one(ctx, "deleting a firmware image", `DELETE FROM firmware WHERE sha256 = $1`, id)
-}
-
-// one runs a statement that changes one row, or returns devices.ErrNotFound.
-func (s *Store) one(ctx context.Context, doing, text string, args ...any) error {
-	return s.transactions.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
-		result, err := tx.ExecContext(ctx, text, args...)
-		if err != nil {
-			return err
-		}
-		n, err := result.RowsAffected()
-		if err == nil && n == 0 {
-			return database.Rule(devices.ErrNotFound)
-		}
-		return err
-	})
+	return s.transactions.One(ctx, "deleting a firmware image", devices.ErrNotFound, `DELETE FROM firmware WHERE sha256 = $1`, id)
 }
 
 // newest is true for the newest row i of a device.

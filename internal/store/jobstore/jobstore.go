@@ -136,11 +136,7 @@ func (s *Store) try(ctx context.Context, doing string, run func(ctx context.Cont
 
 // exec runs a statement and returns how many rows it changed.
 func (t *transaction) exec(ctx context.Context, text string, args ...any) (int64, error) {
-	result, err := t.tx.ExecContext(ctx, text, args...)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
+	return database.Exec(ctx, t.tx, text, args...)
 }
 
 // forUpdate locks the rows of a query. On SQLite the transaction has the whole database.

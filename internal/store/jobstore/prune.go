@@ -46,13 +46,12 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 		return false, nil
 	}
 	n, _ := strconv.ParseUint(count, 10, 64) // 0 if nobody had it
-	result, err := s.db.Jobs.ExecContext(ctx, database.SetFact+` WHERE fleet.value = $3`,
+	taken, err := database.Exec(ctx, s.db.Jobs, database.SetFact+` WHERE fleet.value = $3`,
 		turnKey, strconv.FormatUint(n+1, 10)+" "+instance, held)
 	if err != nil {
 		return false, s.host.UseError(ctx, "taking the turn of the jobs", err)
 	}
-	taken, err := result.RowsAffected()
-	return taken > 0, err
+	return taken > 0, nil
 }
 
 // Prune implements jobs.Store.

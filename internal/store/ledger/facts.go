@@ -213,11 +213,7 @@ func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect
 
 // exec runs one statement and returns the number of changed rows.
 func (t *transaction) exec(ctx context.Context, text string, args ...any) (int, error) {
-	result, err := t.tx.ExecContext(ctx, text, args...)
-	if err != nil {
-		return 0, err
-	}
-	n, err := result.RowsAffected()
+	n, err := database.Exec(ctx, t.tx, text, args...)
 	return int(n), err
 }
 

@@ -91,11 +91,8 @@ func scan(scan func(...any) error) (p devices.Photo, err error) {
 func (x *Index) Expire(ctx context.Context, before string) (removed int, err error) {
 	for {
 		n := int64(0)
-		if err := x.transactions.Run(ctx, "removing old photos from their index", func(ctx context.Context, tx *sql.Tx) error {
-			result, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE id IN (SELECT id FROM photos WHERE id < $1 ORDER BY id LIMIT $2)", before, maxRows)
-			if err == nil {
-				n, err = result.RowsAffected()
-			}
+		if err := x.transactions.Run(ctx, "removing old photos from their index", func(ctx context.Context, tx *sql.Tx) (err error) {
+			n, err = database.Exec(ctx, tx, "DELETE FROM photos WHERE id IN (SELECT id FROM photos WHERE id < $1 ORDER BY id LIMIT $2)", before, maxRows)
 			return err
 		}); err != nil {
 			return removed, err

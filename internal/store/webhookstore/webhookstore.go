@@ -107,14 +107,14 @@ func (s *Store) Update(ctx context.Context, h webhooks.Hook) error {
 	if err != nil {
 		return err
 	}
-	return s.one(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1,
+	return s.transactions.One(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1,
  failing_since = CASE WHEN $8 = 0 AND disabled_at <> 0 THEN 0 ELSE failing_since END, disabled_at = $8 WHERE id = $1 AND version = $2`,
 		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7], clock.Micros(h.DisabledAt))
 }
 
 // Reseal implements webhooks.Store.
 func (s *Store) Reseal(ctx context.Context, id, old, sealed string) error {
-	err := s.one(ctx, "resealing the secret of a webhook", webhooks.ErrStale, `UPDATE webhooks SET sealed = $3 WHERE id = $1 AND sealed = $2`, id, old, sealed)
+	err := s.transactions.One(ctx, "resealing the secret of a webhook", webhooks.ErrStale, `UPDATE webhooks SET sealed = $3 WHERE id = $1 AND sealed = $2`, id, old, sealed)
 	if errors.Is(err, webhooks.ErrStale) { // it has a new one
 		return nil
 	}
@@ -124,9 +124,9 @@ func (s *Store) Reseal(ctx context.Context, id, old, sealed string) error {
 // Delete implements webhooks.Store.
 func (s *Store) Delete(ctx context.Context, id string) error {
 	return s.transactions.Run(ctx, "deleting a webhook", func(ctx context.Context, tx *sql.Tx) error {
-		result, err := tx.ExecContext(ctx, `DELETE FROM webhooks WHERE id = $1`, database.Clean(id))
-		if err == nil {
-			err = oneRow(result, devices.ErrNotFound)
+		n, err := database.Exec(ctx, tx, `DELETE FROM webhooks WHERE id = $1`, database.Clean(id))
+		if err == nil && n == 0 {
+			return database.Rule(devices.ErrNotFound)
 		}
 		if err == nil {
 			_, err = tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1`, id)
@@ -145,7 +145,7 @@ func (s *Store) Lease(ctx context.Context, id, instance string, version int64, l
 	if err != nil || holder != "" && holder != instance && !s.leases.HasStopped(id, fmt.Sprint(holder, " ", beat), now, lasts) {
 		return false, err
 	}
-	err = s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale,
+	err = s.transactions.One(ctx, "taking the lease of a webhook", webhooks.ErrStale,
 		`UPDATE webhooks SET instance = $2, beat = beat + 1 WHERE id = $1 AND version = $3 AND instance = $4 AND beat = $5`, id, instance, version, holder, beat)
 	if errors.Is(err, webhooks.ErrStale) {
 		return false, nil
@@ -177,12 +177,12 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 	err = s.transactions.Run(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
 			status := statuses[id]
-			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8, disabled_at = $10 WHERE id = $1 AND (instance = $2 OR $9)`,
+			n, err := database.Exec(ctx, tx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8, disabled_at = $10 WHERE id = $1 AND (instance = $2 OR $9)`,
 				id, instance, status.Position, status.Gap, status.Delivered, clock.Micros(status.DeliveredAt), clock.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres(), clock.Micros(status.DisabledAt))
 			if err != nil {
 				return err
 			}
-			if oneRow(result, webhooks.ErrStale) != nil {
+			if n == 0 {
 				stale = append(stale, id)
 			}
 		}
@@ -226,23 +226,4 @@ func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, clock.Micros(before))
 		return err
 	})
-}
-
-// one runs a statement that changes one row; none is the error if it changes none.
-func (s *Store) one(ctx context.Context, doing string, none error, text string, args ...any) error {
-	return s.transactions.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
-		result, err := tx.ExecContext(ctx, text, args...)
-		if err != nil {
-			return err
-		}
-		return oneRow(result, none)
-	})
-}
-
-func oneRow(result sql.Result, none error) error {
-	n, err := result.RowsAffected()
-	if err == nil && n == 0 {
-		return database.Rule(none)
-	}
-	return err
 }
