@@ -70,6 +70,14 @@ func (x *Transactions) Run(ctx context.Context, doing string, run func(ctx conte
 	}
 }
 
+// Exec runs a transaction of one statement.
+func (x *Transactions) Exec(ctx context.Context, doing, text string, args ...any) error {
+	return x.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, text, args...)
+		return err
+	})
+}
+
 // One runs a transaction of one statement; none is the error if that changes no row.
 func (x *Transactions) One(ctx context.Context, doing string, none error, text string, args ...any) error {
 	return x.Run(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {

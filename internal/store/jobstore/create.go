@@ -355,8 +355,5 @@ func (s *Store) TakeConfirm(ctx context.Context, digest, owner, hash string) (ru
 
 // DropConfirm implements jobs.Store.
 func (s *Store) DropConfirm(ctx context.Context, digest, owner string) error {
-	return s.transact(ctx, "dropping a confirmation request", func(ctx context.Context, t *transaction) error {
-		_, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2`, digest, owner)
-		return err
-	})
+	return s.transactions.Exec(ctx, "dropping a confirmation request", `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2`, digest, owner)
 }

@@ -312,11 +312,9 @@ func (s *Store) openOf(ids []string, columns string) (text string, arg any) {
 
 // Erase implements jobs.Store.
 func (s *Store) Erase(ctx context.Context, id devices.ID) error {
-	return s.transact(ctx, "deleting the answers of a forgotten device", func(ctx context.Context, t *transaction) error {
-		// The fence keeps late answers out. There is no index of devices alone: the tasks are found in each job.
-		_, err := t.exec(ctx, `UPDATE tasks SET detail = '', result = '', fence = fence + 1 WHERE device = $1 AND state = 'ended' AND job IN (SELECT job FROM jobs)`, string(id))
-		return err
-	})
+	// The fence keeps late answers out. There is no index of devices alone: the tasks are found in each job.
+	return s.transactions.Exec(ctx, "deleting the answers of a forgotten device",
+		`UPDATE tasks SET detail = '', result = '', fence = fence + 1 WHERE device = $1 AND state = 'ended' AND job IN (SELECT job FROM jobs)`, string(id))
 }
 
 // Retry implements jobs.Store.

@@ -212,10 +212,7 @@ func (s *Store) Marks(ctx context.Context, ids []devices.ID) (map[devices.ID]job
 
 // Unbar implements jobs.Store.
 func (s *Store) Unbar(ctx context.Context, id devices.ID) error {
-	return s.transact(ctx, "lifting a bar", func(ctx context.Context, t *transaction) error {
-		_, err := t.exec(ctx, `UPDATE firmware_devices SET barred_until = 0, reason = '' WHERE device = $1`, string(id))
-		return err
-	})
+	return s.transactions.Exec(ctx, "lifting a bar", `UPDATE firmware_devices SET barred_until = 0, reason = '' WHERE device = $1`, string(id))
 }
 
 // confirm notes that a device has checked in.
@@ -223,8 +220,5 @@ const confirm = `UPDATE firmware_devices SET unconfirmed_at = 0 WHERE device = $
 
 // ConfirmImage implements jobs.Store.
 func (s *Store) ConfirmImage(ctx context.Context, id devices.ID) error {
-	return s.transact(ctx, "noting that a device has checked in", func(ctx context.Context, t *transaction) error {
-		_, err := t.exec(ctx, confirm, string(id))
-		return err
-	})
+	return s.transactions.Exec(ctx, "noting that a device has checked in", confirm, string(id))
 }

@@ -57,10 +57,7 @@ func (x *Index) Remove(ctx context.Context, ids ...string) error {
 		batch := ids[:min(len(ids), maxRows)]
 		ids = ids[len(batch):]
 		condition, arg := database.IDSet(x.db.Postgres(), "id", "$1", batch)
-		if err := x.transactions.Run(ctx, "removing photos from their index", func(ctx context.Context, tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE "+condition, arg)
-			return err
-		}); err != nil {
+		if err := x.transactions.Exec(ctx, "removing photos from their index", "DELETE FROM photos WHERE "+condition, arg); err != nil {
 			return err
 		}
 	}

@@ -166,10 +166,7 @@ func (s *Store) Release(ctx context.Context, instance string) error {
 	if !s.db.Postgres() {
 		return nil
 	}
-	return s.transactions.Run(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '' WHERE instance = $1`, instance)
-		return err
-	})
+	return s.transactions.Exec(ctx, "ending the leases of webhooks", `UPDATE webhooks SET instance = '' WHERE instance = $1`, instance)
 }
 
 // Save implements webhooks.Store.
@@ -206,11 +203,9 @@ func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDev
 
 // Report implements webhooks.Store.
 func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice, ended bool) error {
-	return s.transactions.Run(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since, ended) VALUES ($1, $2, $3, $4) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since, ended = excluded.ended`,
-			id, string(d.Device), clock.Micros(d.Since), ended)
-		return err
-	})
+	return s.transactions.Exec(ctx, "recording a webhook's delivery",
+		`INSERT INTO webhook_offline (webhook, device, since, ended) VALUES ($1, $2, $3, $4) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since, ended = excluded.ended`,
+		id, string(d.Device), clock.Micros(d.Since), ended)
 }
 
 // Reported implements webhooks.Store.
@@ -222,8 +217,5 @@ func (s *Store) Reported(ctx context.Context, id string, device devices.ID) (sin
 
 // Prune implements webhooks.Store.
 func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
-	return s.transactions.Run(ctx, "deleting old deliveries of a webhook", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, clock.Micros(before))
-		return err
-	})
+	return s.transactions.Exec(ctx, "deleting old deliveries of a webhook", `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, clock.Micros(before))
 }
