@@ -68,6 +68,14 @@ type DB struct {
 // Postgres reports whether the database is Postgres; it is SQLite otherwise.
 func (db *DB) Postgres() bool { return db.dialect == goose.DialectPostgres }
 
+// Lock returns a clause at the end of a query, such as FOR UPDATE. On SQLite it is empty: the transaction has the whole database.
+func (db *DB) Lock(clause string) string {
+	if db.Postgres() {
+		return " " + clause
+	}
+	return ""
+}
+
 // Turn waits for the turn to write, until release. SQLite allows one writer at a time, and
 // connections poll for it with growing pauses; so the transactions of one process that may be
 // long take turns instead. On Postgres it returns at once.

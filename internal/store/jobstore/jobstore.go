@@ -138,11 +138,3 @@ func (s *Store) try(ctx context.Context, doing string, run func(ctx context.Cont
 func (t *transaction) exec(ctx context.Context, text string, args ...any) (int64, error) {
 	return database.Exec(ctx, t.tx, text, args...)
 }
-
-// forUpdate locks the rows of a query. On SQLite the transaction has the whole database.
-func (t *transaction) forUpdate() string {
-	if t.db.Postgres() {
-		return " FOR UPDATE"
-	}
-	return ""
-}

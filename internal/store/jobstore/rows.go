@@ -163,7 +163,7 @@ func (t *transaction) lock(ctx context.Context, ids []string) (map[string]*locke
 	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (*locked, error) {
 		j, err := scanJob(scan)
 		return &locked{Job: j, before: jobs.Change{From: j.State, FromStage: j.Stage, FromOpen: j.Counts.Open()}, begun: !j.BegunAt.IsZero()}, err
-	}, "SELECT "+jobNames+" FROM jobs j WHERE "+condition+" ORDER BY j.job"+t.forUpdate(), arg)
+	}, "SELECT "+jobNames+" FROM jobs j WHERE "+condition+" ORDER BY j.job"+t.db.Lock("FOR UPDATE"), arg)
 	all := make(map[string]*locked, len(list))
 	for _, j := range list {
 		all[j.ID] = j

@@ -130,7 +130,7 @@ func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([
 // Rotate implements registry.Ledger.
 func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices.Rotation, highest int64) (devices.Rotation, error)) ([]devices.Change, error) {
 	return l.fact(ctx, who, newLineage(), devices.AspectRotation, func(ctx context.Context, t *transaction) (any, error) {
-		old, err := t.lockRotation(ctx, t.forUpdate())
+		old, err := t.lockRotation(ctx, t.db.Lock("FOR UPDATE"))
 		if err != nil {
 			return nil, err
 		}
@@ -155,7 +155,7 @@ func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices
 // transaction.
 func (t *transaction) fleetRotation(ctx context.Context) (devices.Rotation, error) {
 	if t.rotation == nil {
-		r, err := t.lockRotation(ctx, t.forShare())
+		r, err := t.lockRotation(ctx, t.db.Lock("FOR SHARE"))
 		if err != nil {
 			return devices.Rotation{}, err
 		}
@@ -246,7 +246,7 @@ func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devic
 func (l *Ledger) ClearJoined(ctx context.Context) (n int, err error) {
 	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
 		n, err = t.exec(ctx, `UPDATE devices SET joined = '' WHERE device IN (SELECT d.device FROM devices d WHERE d.joined <> ''
- AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch > 0) ORDER BY d.device LIMIT 500`+t.forUpdate()+`)`)
+ AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch > 0) ORDER BY d.device LIMIT 500`+t.db.Lock("FOR UPDATE")+`)`)
 		return err
 	})
 	return n, err

@@ -216,20 +216,6 @@ func (t *transaction) hasConnected(ctx context.Context, id devices.ID) (came boo
 	return came, err
 }
 
-func (t *transaction) forUpdate() string {
-	if t.db.Postgres() {
-		return " FOR UPDATE"
-	}
-	return ""
-}
-
-func (t *transaction) forShare() string {
-	if t.db.Postgres() {
-		return " FOR SHARE"
-	}
-	return ""
-}
-
 // among runs a query, with %s for a condition on the column device, over some devices.
 func (t *transaction) among(ctx context.Context, ids []string, query string, row func(scan func(...any) error) error) error {
 	if len(ids) == 0 {
@@ -257,7 +243,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 		states[devices.ID(id)] = &state{before: devices.Member{ID: devices.ID(id)}}
 	}
 	err := t.among(ctx, ids, `SELECT device, admission, client_id, name, labels, preferred_transport, serial, joined, first_seen, revision
- FROM devices WHERE %s ORDER BY device`+t.forUpdate(), func(scan func(...any) error) error {
+ FROM devices WHERE %s ORDER BY device`+t.db.Lock("FOR UPDATE"), func(scan func(...any) error) error {
 		var m devices.Member
 		var labels string
 		var firstSeen int64
@@ -271,7 +257,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 	if err != nil {
 		return nil, err
 	}
-	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason, refused FROM credential_exceptions WHERE %s ORDER BY device`+t.forUpdate(),
+	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason, refused FROM credential_exceptions WHERE %s ORDER BY device`+t.db.Lock("FOR UPDATE"),
 		func(scan func(...any) error) error {
 			var id devices.ID
 			var generation, previous, until int64

@@ -153,7 +153,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 	if len(gone) == 0 {
 		return nil
 	}
-	err := t.among(ctx, gone, `SELECT device, epoch, online, reason, transport, node, mcp_state, catalog FROM presence WHERE %s ORDER BY device`+t.forUpdate(),
+	err := t.among(ctx, gone, `SELECT device, epoch, online, reason, transport, node, mcp_state, catalog FROM presence WHERE %s ORDER BY device`+t.db.Lock("FOR UPDATE"),
 		func(scan func(...any) error) error {
 			var p database.PresenceCounted
 			var id devices.ID
