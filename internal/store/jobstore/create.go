@@ -159,24 +159,14 @@ func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []j
 		}
 	}
 	whole := true
-	err = s.transact(ctx, "preparing a job", func(ctx context.Context, t *transaction) error {
-		if err := t.lockCreating(ctx); err != nil {
-			return err
-		}
-		row, err := t.lockOne(ctx, id)
-		if err != nil {
-			return err
-		}
+	j, err = s.change(ctx, "preparing a job", id, true, func(ctx context.Context, t *transaction, row *locked) (err error) {
 		follows := row.Spec.Follow && (row.State == jobs.Running || row.State == jobs.Paused && row.Before == jobs.Running || row.State == jobs.Halted && row.Before == jobs.Running)
 		if row.Cursor != cursor || row.State != jobs.Preparing && !follows {
 			return database.Rule(jobs.ErrStale)
 		}
 		before := row.RoundN
-		if whole, err = t.addTasks(ctx, &row.Job, tasks); err != nil {
+		if whole, err = t.addTasks(ctx, &row.Job, tasks); err != nil || row.State != jobs.Preparing && row.RoundN == before {
 			return err
-		}
-		if j = row.Job; row.State != jobs.Preparing && row.RoundN == before {
-			return nil
 		}
 		if row.State == jobs.Preparing {
 			if row.Cursor = next; last {
@@ -184,9 +174,7 @@ func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []j
 			}
 		}
 		t.touch(row)
-		_, err = t.write(ctx, map[string]*locked{id: row})
-		j = row.Job
-		return err
+		return nil
 	})
 	if err == nil && !whole {
 		err = jobs.ErrOpenTasks
@@ -300,27 +288,18 @@ func (t *transaction) thin(ctx context.Context, j *jobs.Job, ids []string) error
 }
 
 // Edit implements jobs.Store.
-func (s *Store) Edit(ctx context.Context, id string, f func(j *jobs.Job) error) (j jobs.Job, err error) {
-	err = s.transact(ctx, "changing a job", func(ctx context.Context, t *transaction) error {
-		row, err := t.lockOne(ctx, id)
-		if err != nil {
-			return err
-		}
+func (s *Store) Edit(ctx context.Context, id string, f func(j *jobs.Job) error) (jobs.Job, error) {
+	return s.change(ctx, "changing a job", id, false, func(ctx context.Context, t *transaction, row *locked) (err error) {
 		before := textOf(&row.Spec)
 		if err := f(&row.Job); err != nil {
 			return database.Rule(err)
 		}
 		row.touched = true
 		if text := textOf(&row.Spec); text != before {
-			if _, err := t.exec(ctx, `UPDATE jobs SET spec = $1 WHERE job = $2`, text, id); err != nil {
-				return err
-			}
+			_, err = t.exec(ctx, `UPDATE jobs SET spec = $1 WHERE job = $2`, text, id)
 		}
-		_, err = t.write(ctx, map[string]*locked{id: row})
-		j = row.Job
 		return err
 	})
-	return j, err
 }
 
 // Confirm implements jobs.Store.

@@ -319,15 +319,8 @@ func (s *Store) Erase(ctx context.Context, id devices.ID) error {
 
 // Retry implements jobs.Store.
 func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jobs.Outcome, after devices.ID, limit int) (n int, next devices.ID, j jobs.Job, err error) {
-	err = s.transact(ctx, "retrying tasks", func(ctx context.Context, t *transaction) error {
-		if err := t.lockCreating(ctx); err != nil {
-			return err
-		}
-		row, err := t.lockOne(ctx, id)
-		if err != nil {
-			return err
-		}
-		n, next, j = 0, "", row.Job
+	j, err = s.change(ctx, "retrying tasks", id, true, func(ctx context.Context, t *transaction, row *locked) error {
+		n, next = 0, ""
 		if row.Round != round {
 			return nil
 		}
@@ -340,32 +333,27 @@ func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jo
 		if n = len(list); n == limit {
 			next = list[n-1].Device
 		}
-		if n > 0 {
-			if err := t.checkRetry(ctx, &row.Job, list); err != nil {
-				return err
-			}
-			if err := row.Reopen(t.now); err != nil {
-				return database.Rule(err)
-			}
-			rows := make([][]any, n)
-			for i := range list {
-				task := &list[i]
-				row.Again(task)
-				task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
-				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
-				task.Before, task.Target, task.Rollout = "", "", task.Rollout.Again()
-				rows[i] = endValues(task)
-			}
-			if _, err := taskEnds.Write(ctx, t.tx, t.db, rows); err != nil {
-				return err
-			}
-			t.touch(row)
-			if _, err := t.write(ctx, map[string]*locked{id: row}); err != nil {
-				return err
-			}
+		if n == 0 {
+			return nil
 		}
-		j = row.Job
-		return nil
+		if err := t.checkRetry(ctx, &row.Job, list); err != nil {
+			return err
+		}
+		if err := row.Reopen(t.now); err != nil {
+			return database.Rule(err)
+		}
+		rows := make([][]any, n)
+		for i := range list {
+			task := &list[i]
+			row.Again(task)
+			task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
+			task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
+			task.Before, task.Target, task.Rollout = "", "", task.Rollout.Again()
+			rows[i] = endValues(task)
+		}
+		t.touch(row)
+		_, err = taskEnds.Write(ctx, t.tx, t.db, rows)
+		return err
 	})
 	return n, next, j, err
 }

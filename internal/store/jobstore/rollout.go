@@ -14,14 +14,11 @@ import (
 // Step implements jobs.Store.
 func (s *Store) Step(ctx context.Context, id string, device devices.ID, f func(s *jobs.Step, ahead bool) error) (task jobs.Task, err error) {
 	err = s.transact(ctx, "moving a firmware task on", func(ctx context.Context, t *transaction) error {
-		all, err := t.lock(ctx, []string{id})
+		j, err := t.lockOne(ctx, id)
 		if err != nil {
 			return err
 		}
-		j := all[id]
-		if j == nil {
-			return database.Rule(fmt.Errorf("job %s: %w", id, devices.ErrNotFound))
-		}
+		all := map[string]*locked{id: j}
 		k := key{id, device, j.Round}
 		found, err := t.tasks(ctx, []key{k})
 		if err != nil {

@@ -185,6 +185,29 @@ func (t *transaction) lockOne(ctx context.Context, id string) (*locked, error) {
 	return j, nil
 }
 
+// change runs a transaction in which f changes one job, whose row is locked and is written if it was touched. With creating, it
+// has the lock of lockCreating.
+func (s *Store) change(ctx context.Context, doing, id string, creating bool, f func(ctx context.Context, t *transaction, row *locked) error) (j jobs.Job, err error) {
+	err = s.transact(ctx, doing, func(ctx context.Context, t *transaction) error {
+		if creating {
+			if err := t.lockCreating(ctx); err != nil {
+				return err
+			}
+		}
+		row, err := t.lockOne(ctx, id)
+		if err != nil {
+			return err
+		}
+		if err := f(ctx, t, row); err != nil {
+			return err
+		}
+		_, err = t.write(ctx, map[string]*locked{id: row})
+		j = row.Job
+		return err
+	})
+	return j, err
+}
+
 // write writes touched jobs with their next versions, and returns them.
 func (t *transaction) write(ctx context.Context, all map[string]*locked) (changed []jobs.Change, err error) {
 	var rows [][]any

@@ -55,15 +55,8 @@ func (s *Store) Room(ctx context.Context, owner string) (int64, error) {
 }
 
 // Reserve implements jobs.Store.
-func (s *Store) Reserve(ctx context.Context, id string, n int64) (j jobs.Job, err error) {
-	err = s.transact(ctx, "reserving the tasks of a job", func(ctx context.Context, t *transaction) error {
-		if err := t.lockCreating(ctx); err != nil {
-			return err
-		}
-		row, err := t.lockOne(ctx, id)
-		if err != nil {
-			return err
-		}
+func (s *Store) Reserve(ctx context.Context, id string, n int64) (jobs.Job, error) {
+	return s.change(ctx, "reserving the tasks of a job", id, true, func(ctx context.Context, t *transaction, row *locked) error {
 		h, err := t.held(ctx)
 		if err != nil {
 			return err
@@ -71,23 +64,13 @@ func (s *Store) Reserve(ctx context.Context, id string, n int64) (j jobs.Job, er
 		before := row.Job
 		row.Reserve(n, access.Share(jobs.MaxOpenTasks, h.tasks, row.Owner, t.holder), access.Share(jobs.MaxOpenTasks, nil, row.Owner, t.holder))
 		row.touched = row.Reserved != before.Reserved || row.State != before.State || row.Reason != before.Reason
-		_, err = t.write(ctx, map[string]*locked{id: row})
-		j = row.Job
-		return err
+		return nil
 	})
-	return j, err
 }
 
 // Take implements jobs.Store.
-func (s *Store) Take(ctx context.Context, id, owner, name string, f func(j *jobs.Job) error) (j jobs.Job, err error) {
-	err = s.transact(ctx, "taking over a job", func(ctx context.Context, t *transaction) error {
-		if err := t.lockCreating(ctx); err != nil {
-			return err
-		}
-		row, err := t.lockOne(ctx, id)
-		if err != nil {
-			return err
-		}
+func (s *Store) Take(ctx context.Context, id, owner, name string, f func(j *jobs.Job) error) (jobs.Job, error) {
+	return s.change(ctx, "taking over a job", id, true, func(ctx context.Context, t *transaction, row *locked) error {
 		if err := t.checkShare(ctx, owner, 1, row.Counts.Open()+row.Reserved); err != nil {
 			return err
 		}
@@ -96,14 +79,9 @@ func (s *Store) Take(ctx context.Context, id, owner, name string, f func(j *jobs
 			return database.Rule(err)
 		}
 		row.touched = true
-		if _, err := t.exec(ctx, `UPDATE jobs SET owner = $1, owner_name = $2, idem = '' WHERE job = $3`, owner, database.Clean(name), id); err != nil {
-			return err
-		}
-		_, err = t.write(ctx, map[string]*locked{id: row})
-		j = row.Job
+		_, err := t.exec(ctx, `UPDATE jobs SET owner = $1, owner_name = $2, idem = '' WHERE job = $3`, owner, database.Clean(name), id)
 		return err
 	})
-	return j, err
 }
 
 // full returns those devices of tasks in whose queues this owner has no place.
