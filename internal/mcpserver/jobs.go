@@ -26,7 +26,7 @@ const (
 	maxTaskResult = 400 // bytes of a task's result or detail
 )
 
-// Jobs creates and shows jobs, and records the changes in the audit. Errors are *devices.Error.
+// Jobs creates and shows jobs, and records the changes in the audit.
 type Jobs interface {
 	Create(ctx context.Context, by access.Principal, spec api.JobSpec, o manager.CreateOptions) (j api.Job, again bool, err error)
 	Plan(ctx context.Context, by access.Principal, spec api.JobSpec) (api.JobPlan, error)

@@ -23,8 +23,7 @@ import (
 	"fleetd/internal/timespan"
 )
 
-// Jobs creates, shows and changes jobs, and records the changes in the audit. Errors are
-// *devices.Error.
+// Jobs creates, shows and changes jobs, and records the changes in the audit.
 type Jobs interface {
 	Create(ctx context.Context, by access.Principal, spec api.JobSpec, o manager.CreateOptions) (j api.Job, again bool, err error)
 	Plan(ctx context.Context, by access.Principal, spec api.JobSpec) (api.JobPlan, error)

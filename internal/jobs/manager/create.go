@@ -31,8 +31,8 @@ type CreateOptions struct {
 }
 
 // Create commits a job as the caller. again means that the key and the body are those of an
-// earlier job, which is returned. Errors are *devices.Error: CodeConfirmation has a token for
-// the same caller and body.
+// earlier job, which is returned. An error of CodeConfirmation has a token for the same caller
+// and body.
 func (m *Manager) Create(ctx context.Context, p access.Principal, spec api.JobSpec, o CreateOptions) (j api.Job, again bool, err error) {
 	j, again, err = m.create(ctx, p, spec, jobs.HashOf(&spec), o)
 	if !again { // a repeated request changes nothing
@@ -76,7 +76,7 @@ func (m *Manager) repeated(ctx context.Context, p access.Principal, key, hash st
 	case errors.Is(err, devices.ErrNotFound):
 		return j, false, nil
 	case err != nil:
-		return j, false, asError(err)
+		return j, false, err
 	default:
 		return jobView(&stored), true, nil
 	}
@@ -88,7 +88,7 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 	}
 	if o.Key != "" {
 		if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, ""); err != nil {
-			return out, false, asError(err)
+			return out, false, err
 		}
 		// Before the rules are asked: the confirmation was used by the first request.
 		if out, again, err = m.repeated(ctx, p, o.Key, hash); again || err != nil {
@@ -101,16 +101,16 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 		err = m.checkEligible(ctx, p, &spec, d.selection)
 	}
 	if err != nil {
-		return out, false, asError(err)
+		return out, false, err
 	}
 	if o.judge {
 		if err := m.judge(ctx, p, &spec); err != nil {
-			return out, false, asError(err)
+			return out, false, err
 		}
 	}
 	if len(d.confirm) > 0 {
 		if err := m.confirm(ctx, p, hash, d.confirm, o.Confirmation); err != nil {
-			return out, false, asError(err)
+			return out, false, err
 		}
 	}
 	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
@@ -123,7 +123,7 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 	}
 	stored, again, err := m.Store.Create(ctx, j, rows)
 	if err != nil {
-		return out, false, asError(err)
+		return out, false, err
 	}
 	if !again {
 		m.Poke()
@@ -145,14 +145,6 @@ func (m *Manager) judge(ctx context.Context, p access.Principal, spec *api.JobSp
 		}
 	}
 	return err
-}
-
-// asError returns any error as *devices.Error, and nil as nil.
-func asError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return devices.AsError(err)
 }
 
 // taskOf returns the row of a device's task; at orders the queue of the device.
@@ -299,7 +291,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 func (m *Manager) Decline(ctx context.Context, p access.Principal, action, confirmation string) error {
 	var err error = &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person did not confirm the job; nothing was created"}
 	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Key()); no != nil {
-		err = asError(no)
+		err = no
 	}
 	m.Fleet.NoteChange(p, action, "", "declined", err)
 	return err

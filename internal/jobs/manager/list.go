@@ -42,7 +42,7 @@ func limitOf(n int) int {
 func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.List[api.Job], error) {
 	out := api.List[api.Job]{Items: []api.Job{}}
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, ""); err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	f := jobs.Filter{State: jobs.State(q.State), Open: q.Open, Action: q.Action, Group: q.Group, After: q.Cursor, Limit: limitOf(q.Limit)}
 	if q.Device != "" {
@@ -51,7 +51,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 			return out, devices.Errorf(devices.CodeBadRequest, "device: %v", err)
 		}
 		if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, id); err != nil {
-			return out, asError(err)
+			return out, err
 		}
 		f.Device = id
 	}
@@ -60,7 +60,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 	}
 	list, next, err := m.Store.Jobs(ctx, f)
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	for i := range list {
 		out.Items = append(out.Items, jobView(&list[i]))
@@ -73,7 +73,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 func (m *Manager) Get(ctx context.Context, p access.Principal, id string) (api.Job, error) {
 	j, err := m.job(ctx, p, access.ScopeJobsRead, id)
 	if err != nil {
-		return api.Job{}, asError(err)
+		return api.Job{}, err
 	}
 	return jobView(&j), nil
 }
@@ -84,18 +84,18 @@ func (m *Manager) Tasks(ctx context.Context, p access.Principal, q TaskQuery) (a
 	out := api.List[api.Task]{Items: []api.Task{}}
 	j, err := m.job(ctx, p, access.ScopeJobsRead, q.Job)
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	if q.Outcome != "" && !jobs.IsOutcome(q.Outcome) {
 		return out, devices.Errorf(devices.CodeBadRequest, "unknown outcome %q", devices.Clip(q.Outcome))
 	}
 	list, next, err := m.Store.Tasks(ctx, jobs.TaskFilter{Job: j.ID, Outcome: jobs.Outcome(q.Outcome), Open: q.Reason != "", Running: q.Running, After: q.Cursor, Limit: limitOf(q.Limit)})
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	views, err := m.explain(ctx, &j, list, true)
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	for _, t := range views {
 		if q.Reason == "" || t.Reason == q.Reason {
@@ -110,17 +110,17 @@ func (m *Manager) Tasks(ctx context.Context, p access.Principal, q TaskQuery) (a
 func (m *Manager) EachTask(ctx context.Context, p access.Principal, id string, f func([]api.Task) error) error {
 	j, err := m.job(ctx, p, access.ScopeJobsRead, id)
 	if err != nil {
-		return asError(err)
+		return err
 	}
 	q := jobs.TaskFilter{Job: j.ID, Limit: maxLimit}
 	for {
 		list, next, err := m.Store.Tasks(ctx, q)
 		if err != nil {
-			return asError(err)
+			return err
 		}
 		views, err := m.explain(ctx, &j, list, false)
 		if err != nil {
-			return asError(err)
+			return err
 		}
 		if len(views) > 0 {
 			if err := f(views); err != nil {
@@ -219,10 +219,10 @@ func isBehind(queue []jobs.Queued, t *jobs.Task, now time.Time) bool {
 // jobs.
 func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.ID) ([]api.Task, error) {
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, device); err != nil {
-		return nil, asError(err)
+		return nil, err
 	}
 	if err := m.Fleet.Registry().CheckKnown(device); err != nil {
-		return nil, asError(err)
+		return nil, err
 	}
 	return m.queue(ctx, p, device, func(*jobs.Job) bool { return true })
 }
@@ -231,11 +231,11 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 func (m *Manager) queue(ctx context.Context, p access.Principal, device devices.ID, wanted func(*jobs.Job) bool) ([]api.Task, error) {
 	queue, err := m.Store.Queue(ctx, device)
 	if err != nil {
-		return nil, asError(err)
+		return nil, err
 	}
 	views, err := m.views(ctx, []devices.ID{device})
 	if err != nil {
-		return nil, asError(err)
+		return nil, err
 	}
 	now, v, ahead := m.Store.Now(), views[device], false
 	out := []api.Task{}

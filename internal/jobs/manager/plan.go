@@ -34,14 +34,14 @@ func (m *Manager) plan(ctx context.Context, p access.Principal, spec api.JobSpec
 	now := m.Store.Now()
 	d, err := m.draft(ctx, p, &spec, now, CreateOptions{})
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
 	out.Spec, out.NextAt = spec, at(j.NextAt)
 	out.Confirm = append(out.Confirm, d.confirm...)
 	w := planner{m: m, p: p, spec: &spec, ofGroup: ofGroup, catalogs: map[devices.Hash]*catalog.Catalog{}, index: map[string]int{}, out: &out}
 	if err := m.Fleet.Each(ctx, p, d.selection, func(page []devices.View) error { return w.add(ctx, page) }); err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	out.AtRisk = jobs.AtRisk(&spec, out.Devices)
 	if spec.Action.Firmware != nil { // how long it takes, the devices and the stages say

@@ -135,7 +135,7 @@ func (m *Manager) Roll(ctx context.Context, p access.Principal, r api.FirmwareRo
 	if !again {
 		m.Fleet.NoteChange(p, "roll firmware", "", "release "+devices.Clip(r.Release)+", group "+out.Group, err)
 	}
-	return out, again, asError(err)
+	return out, again, err
 }
 
 func (m *Manager) roll(ctx context.Context, p access.Principal, r api.FirmwareRoll, o CreateOptions) (out api.JobGroup, again bool, err error) {
@@ -168,7 +168,7 @@ func (m *Manager) PlanRoll(ctx context.Context, p access.Principal, r api.Firmwa
 	out.Items = []api.JobPlan{}
 	images, err := m.Firmware.Release(ctx, r.Release)
 	if err != nil {
-		return out, asError(err)
+		return out, err
 	}
 	for i := range images {
 		plan, err := m.plan(ctx, p, r.Spec(images[i].ID), true)
@@ -246,7 +246,7 @@ func (m *Manager) group(ctx context.Context, id string) (api.JobGroup, error) {
 func (m *Manager) Rollback(ctx context.Context, p access.Principal, id string, o CreateOptions) (out api.JobGroup, err error) {
 	out, err = m.rollback(ctx, p, id, o)
 	m.Fleet.NoteChange(p, "rollback job", "", "job "+devices.Clip(id)+", group "+out.Group, err)
-	return out, asError(err)
+	return out, err
 }
 
 func (m *Manager) rollback(ctx context.Context, p access.Principal, id string, o CreateOptions) (out api.JobGroup, err error) {
@@ -310,7 +310,7 @@ func (m *Manager) Unbar(ctx context.Context, p access.Principal, device devices.
 		err = m.Store.Unbar(ctx, device)
 	}
 	m.Fleet.NoteChange(p, "lift firmware bar", device, "", err)
-	return asError(err)
+	return err
 }
 
 // FirmwareTask returns the firmware task that runs on a device, else the one that waits first, else the one that ended last; nil if there
@@ -328,11 +328,11 @@ func (m *Manager) FirmwareTask(ctx context.Context, p access.Principal, device d
 	case errors.Is(err, devices.ErrNotFound):
 		return nil, nil
 	case err != nil:
-		return nil, asError(err)
+		return nil, err
 	}
 	if p.Caller.OwnJobsOnly() {
 		if j, err := m.Store.Job(ctx, ended.Job); err != nil || j.Owner != p.Key() {
-			return nil, asError(err)
+			return nil, err
 		}
 	}
 	view := taskView(&ended, jobs.WaitNone)

@@ -38,7 +38,7 @@ func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api
 		_, err = m.permitAction(ctx, p, &seen.Spec)
 	}
 	if err != nil {
-		return api.Job{}, asError(err)
+		return api.Job{}, err
 	}
 	j, err := m.Store.Edit(ctx, id, func(j *jobs.Job) error {
 		if now := jobView(j); e.IfMatch != "" && e.IfMatch != now.Revision() {
@@ -68,7 +68,7 @@ func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api
 		return nil
 	})
 	if err != nil {
-		return api.Job{}, asError(err)
+		return api.Job{}, err
 	}
 	return jobView(&j), nil
 }
@@ -88,7 +88,7 @@ func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o
 		_, err = m.permitAction(ctx, p, &seen.Spec)
 	}
 	if err != nil {
-		return api.Job{}, asError(err)
+		return api.Job{}, err
 	}
 	var j jobs.Job
 	now := m.Store.Now()
@@ -113,7 +113,7 @@ func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o
 		err = devices.Errorf(devices.CodeBadRequest, "unknown verb %q; use pause, resume, cancel, retry or advance", devices.Clip(verb))
 	}
 	if err != nil {
-		return api.Job{}, asError(err)
+		return api.Job{}, err
 	}
 	m.Poke()
 	return jobView(&j), nil
@@ -181,15 +181,15 @@ func (m *Manager) CancelTask(ctx context.Context, p access.Principal, device dev
 
 func (m *Manager) cancelTask(ctx context.Context, p access.Principal, device devices.ID, job string) error {
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, device); err != nil {
-		return asError(err)
+		return err
 	}
 	j, err := m.job(ctx, p, access.ScopeJobs, job)
 	if err != nil {
-		return asError(err)
+		return err
 	}
 	ended, _, err := m.Store.EndWaiting(ctx, j.ID, -1, device, jobs.CancelledT, "", endBatch)
 	if err != nil {
-		return asError(err)
+		return err
 	}
 	if len(ended) == 0 {
 		return devices.Errorf(devices.CodeConflict, "job %s has no waiting task for device %s; one that runs ends by itself", j.ID, device)
