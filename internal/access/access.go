@@ -120,15 +120,15 @@ func isPlain(text string) bool {
 	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' })
 }
 
-// Caller is an authenticated caller with its rights. It is immutable.
+// Caller is an authenticated caller with its rights. It is immutable. Other nodes get it as JSON.
 type Caller struct {
-	Key     string // the key's id; one of the constants below if there is no key
-	Name    string // for people
-	Scopes  Scopes
-	Devices selector.Selector // without an Identity error
-	Tools   []string          // globs; none: all tools
+	Key     string            `json:"key"`            // the key's id; one of the constants below if there is no key
+	Name    string            `json:"name,omitempty"` // for people
+	Scopes  Scopes            `json:"scopes"`
+	Devices selector.Selector `json:"devices,omitzero"` // without an Identity error
+	Tools   []string          `json:"tools,omitempty"`  // globs; none: all tools
 	// Through is the id of the console key or the grant that the caller uses; empty: its own key.
-	Through string
+	Through string `json:"through,omitempty"`
 
 	wire    []byte // as written by AppendPrincipal
 	refusal string // of a device that Devices does not select

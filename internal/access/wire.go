@@ -5,21 +5,10 @@ import (
 	"sync"
 
 	"fleetd/internal/jsonspan"
-	"fleetd/internal/selector"
 )
 
-// grants is the encoding of a caller for another node.
-type grants struct {
-	Key     string            `json:"key"`
-	Name    string            `json:"name,omitempty"`
-	Scopes  Scopes            `json:"scopes"`
-	Devices selector.Selector `json:"devices,omitzero"`
-	Tools   []string          `json:"tools,omitempty"`
-	Through string            `json:"through,omitempty"`
-}
-
 func (c *Caller) encode() []byte {
-	b, err := json.Marshal(grants{c.Key, c.Name, c.Scopes, c.Devices, c.Tools, c.Through})
+	b, err := json.Marshal(c)
 	if err != nil {
 		return []byte(`{}`) // cannot fail; without rights if it did
 	}
@@ -82,14 +71,13 @@ func (r *Reader) caller(who []byte) *Caller {
 	if c := r.known[string(who)]; c != nil {
 		return c
 	}
-	var g *grants
-	if err := json.Unmarshal(who, &g); err != nil || g == nil || g.Key == "" {
+	var c *Caller
+	if err := json.Unmarshal(who, &c); err != nil || c == nil || c.Key == "" {
 		return nil
 	}
 	if r.known == nil || len(r.known) >= maxKnown {
 		r.known = map[string]*Caller{}
 	}
-	c := &Caller{Key: g.Key, Name: g.Name, Scopes: g.Scopes, Devices: g.Devices, Tools: g.Tools, Through: g.Through}
 	c.derive()
 	r.known[string(who)] = c
 	return c
