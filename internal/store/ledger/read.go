@@ -311,25 +311,20 @@ func scanMembers(ctx context.Context, tx *sql.Tx, member func(m devices.Member))
 	return rows.Err()
 }
 
-// admissionOf and transportOf allocate nothing for the usual values.
 func admissionOf(text []byte) devices.Admission {
-	switch string(text) {
-	case string(devices.AdmissionMember):
-		return devices.AdmissionMember
-	case string(devices.AdmissionRevoked):
-		return devices.AdmissionRevoked
-	}
-	return devices.Admission(text)
+	return usual(text, devices.AdmissionMember, devices.AdmissionRevoked)
 }
 
 func transportOf(text []byte) devices.Transport {
-	switch string(text) {
-	case "":
-		return devices.TransportNone
-	case string(devices.TransportMQTT):
-		return devices.TransportMQTT
-	case string(devices.TransportWebSocket):
-		return devices.TransportWebSocket
+	return usual(text, devices.TransportNone, devices.TransportMQTT, devices.TransportWebSocket)
+}
+
+// usual allocates nothing for the usual values.
+func usual[T ~string](text []byte, values ...T) T {
+	for _, v := range values {
+		if string(text) == string(v) {
+			return v
+		}
 	}
-	return devices.Transport(text)
+	return T(text)
 }
