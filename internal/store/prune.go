@@ -131,7 +131,7 @@ type historySummary struct {
 func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (deleted int, err error) {
 	perDevice := int64(max(r.PerDevice, 1))
 	old, late := clock.Micros(now.Add(-r.History)), clock.Micros(now.Add(-MinCatalogAge))
-	after, err := s.historyPruned(ctx)
+	after, err := database.ReadFact(ctx, s, "reading how far the history was pruned", historyPrunedKey)
 	for examined := 0; err == nil && examined < PruneDevices; examined += prunePage {
 		var page []historySummary
 		if page, err = s.historySummaries(ctx, after); err != nil {
@@ -173,19 +173,6 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 
 // historyPrunedKey is that of the last device that a run has examined, in the table fleet.
 const historyPrunedKey = "history_pruned_to"
-
-// historyPruned returns the last device whose history the run before has examined; empty: none.
-func (s *Store) historyPruned(ctx context.Context) (device string, err error) {
-	ctx, cancel, err := s.BeginRead(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer cancel()
-	if device, err = database.Fact(ctx, s.backend.Read, historyPrunedKey); err != nil {
-		return "", s.UseError(ctx, "reading how far the history was pruned", err)
-	}
-	return device, nil
-}
 
 // repeat runs a statement until it deletes less than pruneRows.
 func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, err error) {

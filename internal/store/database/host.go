@@ -59,11 +59,19 @@ func Due(key string, now time.Time, every time.Duration) (text string, args []an
 	return SetFact + ` WHERE fleet.value < $3 OR fleet.value > $4`, []any{key, number(now), number(now.Add(-every)), number(now.Add(every))}
 }
 
+const factQuery = `SELECT value FROM fleet WHERE key = $1`
+
+// ReadFact is Fact as a read of its own; doing is for its errors.
+func ReadFact(ctx context.Context, h Host, doing, key string) (value string, err error) {
+	value, _, err = One(ctx, h, doing, Scalar[string], factQuery, key)
+	return value, err
+}
+
 // Fact returns a value of the table fleet; empty if there is none. from is a pool, a connection or a transaction.
 func Fact(ctx context.Context, from interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }, key string) (value string, err error) {
-	err = from.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, key).Scan(&value)
+	err = from.QueryRowContext(ctx, factQuery, key).Scan(&value)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", nil
 	}

@@ -114,17 +114,9 @@ func (l *Ledger) pruneTo(ctx context.Context, now time.Time) (int64, error) {
 }
 
 func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
-	ctx, cancel, err := l.host.BeginRead(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer cancel()
-	text, err := database.Fact(ctx, l.db.Read, prunedToKey)
-	if err != nil {
-		return 0, l.host.UseError(ctx, "reading how far changes were deleted", err)
-	}
+	text, err := database.ReadFact(ctx, l.host, "reading how far changes were deleted", prunedToKey)
 	revision, _ = strconv.ParseInt(text, 10, 64) // 0 if there is none, or it cannot be parsed
-	return revision, nil
+	return revision, err
 }
 
 func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
