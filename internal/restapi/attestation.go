@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -21,14 +19,14 @@ type chipInput struct {
 }
 
 func (s *Server) attestationRoutes() {
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/attestation/keys", about{id: "importAttestationKeys", scope: access.ScopeAdmin, tag: tagDevices, summary: "Import keys of chips",
+	register(s, s.operation(http.MethodPost, "/v1/attestation/keys", about{id: "importAttestationKeys", scope: access.ScopeAdmin, tag: tagDevices, summary: "Import keys of chips",
 		text: "Devices whose hardware signs their challenge with one of these keys are admitted without a spoken code. A serial number that is listed gets the new key; " +
 			"it stays bound to its device unless another is given.",
 		answer: "How many were imported.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), s.importChips)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/attestation/keys", about{id: "listAttestationKeys", scope: access.ScopeAdmin, tag: tagDevices, summary: "List chips",
+	register(s, s.operation(http.MethodGet, "/v1/attestation/keys", about{id: "listAttestationKeys", scope: access.ScopeAdmin, tag: tagDevices, summary: "List chips",
 		text:   "Serial numbers and the devices that they prove; keys are never shown.",
 		answer: "A page, in order of serial number.", codes: []devices.Code{devices.CodeUnavailable}}), s.listChips)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/attestation/keys/{serial}", about{id: "removeAttestationKey", scope: access.ScopeAdmin, tag: tagDevices, summary: "Remove the key of a chip",
+	register(s, s.operation(http.MethodDelete, "/v1/attestation/keys/{serial}", about{id: "removeAttestationKey", scope: access.ScopeAdmin, tag: tagDevices, summary: "Remove the key of a chip",
 		text:   "It proves nothing any more. A device that it proved stays a member; revoke that if you mean it.",
 		status: http.StatusNoContent, answer: "Removed.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.removeChip)
 }
@@ -40,10 +38,7 @@ func (s *Server) importChips(ctx context.Context, in *importInput) (*answer[api.
 	}
 	err := s.opt.Attest.Import(ctx, chips)
 	s.opt.Service.NoteCredential(caller(ctx), "import_chips", strconv.Itoa(len(chips))+" keys of chips", err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[api.Imported]{api.Imported{Imported: len(chips)}}, nil
+	return answerOf(api.Imported{Imported: len(chips)}, err)
 }
 
 func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[api.List[api.Chip]], error) {
@@ -61,14 +56,11 @@ func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[api
 		}
 		return items, next, err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) removeChip(ctx context.Context, in *chipInput) (*struct{}, error) {
 	err := s.opt.Attest.Remove(ctx, in.Serial)
 	s.opt.Service.NoteCredential(caller(ctx), "remove_chip", in.Serial, err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, err
 }

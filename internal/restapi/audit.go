@@ -50,7 +50,7 @@ type listAuditInput struct {
 
 func (s *Server) auditRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/audit", about{id: "listAudit", scope: access.ScopeAudit, tag: tagAudit,
+	register(s, withAnswer(s.operation(http.MethodGet, "/v1/audit", about{id: "listAudit", scope: access.ScopeAudit, tag: tagAudit,
 		summary: "List who did what", text: "A key without the scope admin sees calls, messages and changes of devices, as far as its devices and tools go, and no addresses. What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
 			"groups, one comes before the other. One request looks at a bounded part of the record: a page may hold fewer entries than asked for, and none, while next_cursor leads on.",
 		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[api.List[api.AuditEntry]](s)), s.listAudit)
@@ -59,7 +59,7 @@ func (s *Server) auditRoutes() {
 			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
 		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), typeJSONL, &huma.Schema{Type: huma.TypeString}),
 		s.exportAudit)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
+	register(s, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Look for gaps in the record", text: "Walks the whole record, or that of a time, and takes as long as that does.",
 		answer: "What was found.", codes: away}), s.verifyAudit)
 }
@@ -115,7 +115,7 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error
 		return audit.Next
 	})
 	if err = cmp.Or(err, failed); err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	cursor := ""
 	if more {
@@ -201,8 +201,5 @@ func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.A
 		v.Add(b)
 		return nil
 	})
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[api.AuditReport]{v.Report()}, nil
+	return answerOf(v.Report(), err)
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -29,10 +27,10 @@ type changesInput struct {
 
 func (s *Server) changeRoutes() {
 	codes := []devices.Code{devices.CodeUnavailable}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/changes", about{id: "listDeviceChanges", scope: access.ScopeRead, tag: tagDevices, summary: "List the decisions about a device",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/changes", about{id: "listDeviceChanges", scope: access.ScopeRead, tag: tagDevices, summary: "List the decisions about a device",
 		text:   "Those about a device that was forgotten are kept as well.",
 		answer: "A page, newest first.", codes: append(codes, devices.CodeDeviceUnknown)}), s.listDeviceChanges)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/changes", about{id: "listChanges", scope: access.ScopeRead, tag: tagDevices, summary: "List all decisions",
+	register(s, s.operation(http.MethodGet, "/v1/changes", about{id: "listChanges", scope: access.ScopeRead, tag: tagDevices, summary: "List all decisions",
 		text: "The log of the fleet. Changes are kept for 90 days, at most 2,000,000 of them. A key for some devices sees the changes of these devices alone: " +
 			"a page may have fewer items than limit, or none, and a next_cursor nevertheless.",
 		answer: "A page, oldest first.", codes: codes}), s.listChanges)
@@ -100,7 +98,7 @@ func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) 
 	if err == nil && len(list.Items) == 0 && p.after == "" {
 		_, err = s.opt.Service.Get(ctx, id) // nobody has no changes
 	}
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[api.List[api.Change]], error) {
@@ -126,5 +124,5 @@ func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[api
 		}
 		return newChanges(changes), numberPlace(next), err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }

@@ -32,7 +32,7 @@ const maxCodeBody = 1 << 10 // bytes
 type createCodeInput struct{ Body *api.NewConsoleCode }
 
 func (s *Server) consoleRoutes() {
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/console/codes", about{id: "createConsoleCode", anyone: true, tag: tagAccess, summary: "Make a one-time code of the console",
+	register(s, s.operation(http.MethodPost, "/v1/console/codes", about{id: "createConsoleCode", anyone: true, tag: tagAccess, summary: "Make a one-time code of the console",
 		text: "What `fleetd console` does. The code is exchanged for a key of the console, which has the caller's rights or fewer, acts in its name, and ends with it. " +
 			"With `for` `consent`, what `fleetd keys allow` does: a person enters the code to let an application use MCP.",
 		status: http.StatusCreated, answer: "The code, for /console/#code=CODE.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.createConsoleCode)
@@ -45,7 +45,7 @@ func (s *Server) consoleRoutes() {
 			next(ctx)
 		}
 	}}
-	huma.Register(s.api, login, s.createConsoleKey)
+	register(s, login, s.createConsoleKey)
 	s.mux.HandleFunc("GET "+pathConsole, s.console)
 	s.HandlePublic("GET "+strings.TrimSuffix(pathConsole, "/"), http.RedirectHandler(pathConsole, http.StatusFound))
 }
@@ -85,12 +85,12 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 		return s.createConsentCode(ctx, in.Body, scopes)
 	}
 	if s.opt.Console == nil {
-		return nil, s.problem(ctx, errConsoleOff)
+		return nil, errConsoleOff
 	}
 	expires := clock.Now().Add(access.ConsoleCodeLife).Truncate(time.Second)
 	code := s.opt.Mint.Code(access.CodeConsole, expires)
 	if err := s.opt.Service.SaveConsoleCode(ctx, caller(ctx), scopes, code, expires); err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
 }
@@ -106,7 +106,7 @@ func (s *Server) createConsentCode(ctx context.Context, body *api.NewConsoleCode
 	expires := clock.Now().Add(access.ConsentCodeLife).Truncate(time.Second)
 	code := s.opt.Mint.Code(access.CodeConsent, expires)
 	if err := s.opt.Service.SaveConsentCode(ctx, caller(ctx), most, code, expires); err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
 }

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
@@ -145,24 +143,24 @@ func (s *Server) one(ctx context.Context, v *devices.View) *tagged[api.Device] {
 
 func (s *Server) deviceRoutes() {
 	unknown := []devices.Code{devices.CodeDeviceUnknown}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices", about{id: "listDevices", scope: access.ScopeRead, tag: tagDevices, summary: "List devices",
+	register(s, s.operation(http.MethodGet, "/v1/devices", about{id: "listDevices", scope: access.ScopeRead, tag: tagDevices, summary: "List devices",
 		text: "All filters must hold. The work for one page is bounded: a page may have fewer items than limit, or none, and a next_cursor nevertheless; " +
 			"the list ends where next_cursor is empty.",
 		answer: "A page.", codes: []devices.Code{devices.CodeUnavailable}}), s.listDevices)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", scope: access.ScopeRead, tag: tagDevices, summary: "Get a device",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", scope: access.ScopeRead, tag: tagDevices, summary: "Get a device",
 		answer: "The device.", codes: append(unknown, devices.CodeUnavailable)}), s.getDevice)
-	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
+	register(s, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
 		text:   "Members left out stay as they are, and so do labels.",
 		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable)}), s.editDevice)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
+	register(s, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
 		text: "Removes the device, its history, photos and stored events, what it answered in jobs, and its device log, and ends its session. " +
 			"Credentials that it still has stay invalid, and clients that were refused stay refused.",
 		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeStale, devices.CodeUnavailable)}), s.forgetDevice)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
+	register(s, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
 		text: "Admits a waiting device, or a client that waits or was refused; the credentials of the client that it replaces end. " +
 			"Instead of the device's id, the six-digit code that the client speaks will do, which also names the client.",
 		answer: "The device, admitted.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.approveDevice)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}/clients/{client}", about{id: "refuseClient", scope: access.ScopeWrite, tag: tagDevices, summary: "Refuse a client",
+	register(s, s.operation(http.MethodDelete, "/v1/devices/{device}/clients/{client}", about{id: "refuseClient", scope: access.ScopeWrite, tag: tagDevices, summary: "Refuse a client",
 		text: "Refuses a client that waits for approval as this device, such as a copy of it; nothing else changes. It gets neither credentials nor an activation code, " +
 			"and does not wait again until an approval names it.",
 		status: http.StatusNoContent, answer: "Refused.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.refuseClient)
@@ -203,7 +201,7 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 		}
 		return items, next, err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {
@@ -216,10 +214,7 @@ func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[api.Dev
 
 func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[api.Device], error) {
 	v, err := s.opt.Service.Get(ctx, id)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return s.one(ctx, &v), nil
+	return s.one(ctx, &v), err
 }
 
 func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[api.EditedDevice], error) {
@@ -239,11 +234,11 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[
 	err = s.opt.Service.Edit(ctx, caller(ctx), id, ifMatch, edit)
 	s.opt.Service.NoteChange(caller(ctx), "edit", id, strings.Join(changes, ", "), err)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	after, err := s.changed(ctx, id)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	d := s.one(ctx, &after)
 	return &tagged[api.EditedDevice]{d.ETag, d.CacheControl, api.EditedDevice{Device: d.Body, Applies: applies}}, nil
@@ -281,14 +276,14 @@ func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, 
 	s.opt.Service.NoteChange(caller(ctx), "forget", id, "", err)
 	unknown := err != nil && devices.AsError(err).Code == devices.CodeDeviceUnknown
 	if err != nil && !unknown {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	// What an earlier request could not delete goes with the next one.
 	if erased := s.erase(ctx, id); erased != nil {
-		return nil, s.problem(ctx, erased)
+		return nil, erased
 	}
 	if unknown {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	return nil, nil
 }
@@ -331,7 +326,7 @@ func (s *Server) approveDevice(ctx context.Context, in *approveInput) (*tagged[a
 	id, err := s.opt.Service.Approve(ctx, by, in.Device, client)
 	s.opt.Service.NoteChange(by, "approve", cmp.Or(id, devices.ID(in.Device)), detail, err)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	return s.show(ctx, id)
 }
@@ -348,10 +343,7 @@ func (s *Server) refuseClient(ctx context.Context, in *refuseInput) (*struct{}, 
 	}
 	err = s.opt.Service.Refuse(ctx, caller(ctx), id, in.Client)
 	s.opt.Service.NoteChange(caller(ctx), "refuse", id, "client "+in.Client, err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, err
 }
 
 func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*revokedAnswer, error) {
@@ -361,8 +353,5 @@ func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*revokedAnsw
 	}
 	r, err := s.opt.Service.Revoke(ctx, caller(ctx), id)
 	s.opt.Service.NoteChange(caller(ctx), "revoke", id, "", err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRevoked(r), nil
+	return newRevoked(r), err
 }

@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -42,19 +40,19 @@ type CallPath struct {
 
 func (s *Server) explainRoutes() {
 	const limits = "The nodes keep records in memory (--recorder-memory); reach has since when, and missing the nodes that did not answer within a second. "
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/explain", about{id: "explainDevice", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Explain a device",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/explain", about{id: "explainDevice", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Explain a device",
 		text: "Why it is offline, or what is wrong with it while it is online. " + limits, answer: "The cause.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainDevice)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/explain", about{id: "explainOffline", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain the devices that are offline",
+	register(s, s.operation(http.MethodGet, "/v1/explain", about{id: "explainOffline", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain the devices that are offline",
 		text:   "Why they are, grouped by cause, a page at a time: add up the pages until next_cursor is empty. As with lists, a page may have fewer devices than limit, or none. " + limits,
 		answer: "The causes of a page.", codes: []devices.Code{devices.CodeUnavailable}}), s.explainOffline)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/log", about{id: "getDeviceLog", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Show what happened to a device",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/log", about{id: "getDeviceLog", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Show what happened to a device",
 		text: "OTA checks, refused and accepted connections, failures, ends and calls. As with lists, a page may have fewer records than limit although more follow. " + limits, answer: "Records, newest first.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.deviceLog)
 	s.mux.HandleFunc("GET /v1/devices/{device}/recording", redirectToLog)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/calls/{call}", about{id: "getCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Show a call",
+	register(s, s.operation(http.MethodGet, "/v1/calls/{call}", about{id: "getCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Show a call",
 		text: "One that the caller's key made; with the scope admin any. " + limits, answer: "What the nodes recorded.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.recordedCall)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/calls/{call}/explain", about{id: "explainCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain a call",
+	register(s, s.operation(http.MethodGet, "/v1/calls/{call}/explain", about{id: "explainCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain a call",
 		text: "One that the caller's key made; with the scope admin any. " + limits, answer: "The cause.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.explainCall)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/refusals", about{id: "listRefusals", scope: access.ScopeEvents, tag: tagExplain, summary: "List unknown devices",
+	register(s, s.operation(http.MethodGet, "/v1/refusals", about{id: "listRefusals", scope: access.ScopeEvents, tag: tagExplain, summary: "List unknown devices",
 		text: "OTA checks and connections of devices that the fleet does not have, the last 256 of each node. A key that is limited to devices is refused.", answer: "Records, newest first."}), s.refusals)
 }
 
@@ -64,7 +62,7 @@ func (s *Server) explainDevice(ctx context.Context, in *DevicePath) (*answer[api
 		return nil, err
 	}
 	e, err := s.opt.Explainer.Device(ctx, caller(ctx), id)
-	return answerOf(s, ctx, e, err)
+	return answerOf(e, err)
 }
 
 func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[api.OfflineCauses], error) {
@@ -78,7 +76,7 @@ func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[
 	}
 	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel, p.after, in.Limit)
 	e.NextCursor = p.cursor(e.NextCursor) // a place until here
-	return answerOf(s, ctx, e, err)
+	return answerOf(e, err)
 }
 
 func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log], error) {
@@ -97,7 +95,7 @@ func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log],
 	}
 	l, err := s.opt.Explainer.Log(ctx, caller(ctx), id, devices.StepKind(in.Kind), after, in.Limit)
 	l.NextCursor = p.cursor(l.NextCursor) // a place until here
-	return answerOf(s, ctx, l, err)
+	return answerOf(l, err)
 }
 
 // logPage opens the cursor of a list of records: the place after which the page begins.
@@ -119,12 +117,12 @@ func redirectToLog(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) recordedCall(ctx context.Context, in *CallPath) (*answer[api.RecordedCall], error) {
 	c, err := s.opt.Explainer.Call(ctx, caller(ctx), in.Call)
-	return answerOf(s, ctx, c, err)
+	return answerOf(c, err)
 }
 
 func (s *Server) explainCall(ctx context.Context, in *CallPath) (*answer[api.Why], error) {
 	e, err := s.opt.Explainer.ExplainCall(ctx, caller(ctx), in.Call)
-	return answerOf(s, ctx, e, err)
+	return answerOf(e, err)
 }
 
 func (s *Server) refusals(ctx context.Context, in *Page) (*answer[api.Log], error) {
@@ -132,7 +130,7 @@ func (s *Server) refusals(ctx context.Context, in *Page) (*answer[api.Log], erro
 	if by.Caller.Limited() {
 		refusal := &devices.Error{Code: devices.CodeForbidden, Detail: "unknown devices belong to nobody, and this key is limited to devices; use a key without that limit"}
 		s.opt.Service.NoteRefusal(by, "listRefusals", "", refusal)
-		return nil, s.problem(ctx, refusal)
+		return nil, refusal
 	}
 	p, after, err := s.logPage(ctx, *in)
 	if err != nil {
@@ -140,13 +138,10 @@ func (s *Server) refusals(ctx context.Context, in *Page) (*answer[api.Log], erro
 	}
 	l, err := s.opt.Explainer.Refusals(ctx, by, after, in.Limit)
 	l.NextCursor = p.cursor(l.NextCursor) // a place until here
-	return answerOf(s, ctx, l, err)
+	return answerOf(l, err)
 }
 
 // answerOf answers with a value, or with why there is none.
-func answerOf[T any](s *Server, ctx context.Context, v T, err error) (*answer[T], error) {
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[T]{v}, nil
+func answerOf[T any](v T, err error) (*answer[T], error) {
+	return &answer[T]{v}, err
 }

@@ -90,20 +90,20 @@ func (s *Server) firmwareRoutes() {
 	add.Responses["200"] = &huma.Response{Description: "Nothing in it is new, or it was a dry run.", Content: add.Responses["201"].Content}
 	add.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{mediaBinary: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
 	plain(s, add, s.addFirmware)
-	huma.Register(s.api, s.operation(http.MethodGet, pathFirmware, about{id: "listFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "List firmware images",
+	register(s, s.operation(http.MethodGet, pathFirmware, about{id: "listFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "List firmware images",
 		answer: "A page, newest first.", codes: away}), s.listFirmware)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/firmware/check", about{id: "checkFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Check who could get an image",
+	register(s, s.operation(http.MethodGet, "/v1/firmware/check", about{id: "checkFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Check who could get an image",
 		text: "By what the devices said at their last OTA checks. As with lists, a page may have fewer devices than limit.", answer: "A page of devices in order of id; the first one has counts of all.", codes: known}), s.checkFirmware)
-	huma.Register(s.api, s.operation(http.MethodGet, pathImage, about{id: "getFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Show a firmware image",
+	register(s, s.operation(http.MethodGet, pathImage, about{id: "getFirmware", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Show a firmware image",
 		answer: "The image.", codes: known}), s.getFirmware)
-	huma.Register(s.api, s.operation(http.MethodPatch, pathImage, about{id: "editFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Change the note or the boards of an image",
+	register(s, s.operation(http.MethodPatch, pathImage, about{id: "editFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Change the note or the boards of an image",
 		text: "A key that is limited to devices or tools is refused.", answer: "The image.", codes: known}), s.editFirmware)
-	huma.Register(s.api, s.operation(http.MethodDelete, pathImage, about{id: "deleteFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Delete a firmware image",
+	register(s, s.operation(http.MethodDelete, pathImage, about{id: "deleteFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Delete a firmware image",
 		text: "While devices run it, or ran it last, that is refused without force. A key that is limited to devices or tools is refused.", status: http.StatusNoContent, answer: "Deleted.", codes: known}), s.deleteFirmware)
 	s.rolloutRoutes(away)
 	plain(s, withAnswer(s.operation(http.MethodGet, pathImage+"/file", about{id: "getFirmwareFile", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Download a firmware image",
 		answer: "The bytes of the image.", codes: known}), mediaBinary, &huma.Schema{Type: huma.TypeString, Format: "binary"}), s.firmwareFile)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/firmware", about{id: "getDeviceFirmware", scope: access.ScopeFirmwareRead, hides: true, tag: tagFirmware, summary: "Show what a device runs",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/firmware", about{id: "getDeviceFirmware", scope: access.ScopeFirmwareRead, hides: true, tag: tagFirmware, summary: "Show what a device runs",
 		text: "And what it ran, and whether it could get an image.", answer: "The firmware of the device.", codes: append(known, devices.CodeDeviceUnknown)}), s.deviceFirmware)
 }
 
@@ -153,10 +153,10 @@ func (s *Server) listFirmware(ctx context.Context, in *listFirmwareInput) (*answ
 	}
 	images, err := s.opt.Firmware.List(ctx, caller(ctx), firmware.Filter{Version: in.Version, Board: in.Board, Kind: in.Kind})
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	list, err := fillPage(p, pieceLimit, inMemory(images, newestFirst))
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // newestFirst is the place of an image in the list.
@@ -166,19 +166,16 @@ func newestFirst(x *api.FirmwareImage) string {
 
 func (s *Server) getFirmware(ctx context.Context, in *ImagePath) (*answer[api.FirmwareImage], error) {
 	image, err := s.opt.Firmware.Get(ctx, caller(ctx), in.ID)
-	return answerOf(s, ctx, image, err)
+	return answerOf(image, err)
 }
 
 func (s *Server) editFirmware(ctx context.Context, in *editImageInput) (*answer[api.FirmwareImage], error) {
 	image, err := s.opt.Firmware.Edit(ctx, caller(ctx), in.ID, in.Body)
-	return answerOf(s, ctx, image, err)
+	return answerOf(image, err)
 }
 
 func (s *Server) deleteFirmware(ctx context.Context, in *deleteImageInput) (*struct{}, error) {
-	if err := s.opt.Firmware.Delete(ctx, caller(ctx), in.ID, in.Force); err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, s.opt.Firmware.Delete(ctx, caller(ctx), in.ID, in.Force)
 }
 
 func (s *Server) firmwareFile(w http.ResponseWriter, r *http.Request, in *ImagePath) {
@@ -213,7 +210,7 @@ func (s *Server) checkFirmware(ctx context.Context, in *checkFirmwareInput) (*an
 		out.Counts, err = s.opt.Firmware.Count(ctx, by, target, sel)
 	}
 	out.Items, out.NextCursor = list.Items, list.NextCursor
-	return answerOf(s, ctx, out, err)
+	return answerOf(out, err)
 }
 
 func (s *Server) deviceFirmware(ctx context.Context, in *deviceFirmwareInput) (*answer[api.DeviceFirmware], error) {
@@ -225,5 +222,5 @@ func (s *Server) deviceFirmware(ctx context.Context, in *deviceFirmwareInput) (*
 	if err == nil {
 		out.Last, err = s.opt.Jobs.FirmwareTask(ctx, caller(ctx), id)
 	}
-	return answerOf(s, ctx, out, err)
+	return answerOf(out, err)
 }

@@ -132,27 +132,27 @@ func (s *Server) jobRoutes() {
 	create.Responses["200"] = &huma.Response{Description: "The job that the same key and body created before; with dry_run, what the job would do.",
 		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: &huma.Schema{OneOf: []*huma.Schema{schemaOf[api.Job](s), schemaOf[api.JobPlan](s)}}}}}
 	create = withAnswer(create, valueJSON[0], schemaOf[api.Job](s))
-	huma.Register(s.api, create, s.createJob)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs", about{id: "listJobs", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List jobs",
+	register(s, create, s.createJob)
+	register(s, s.operation(http.MethodGet, "/v1/jobs", about{id: "listJobs", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List jobs",
 		text: "A key that is limited to some devices or tools sees the jobs that it created.", answer: "A page, newest first.", codes: away}), s.listJobs)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}", about{id: "getJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show a job",
+	register(s, s.operation(http.MethodGet, "/v1/jobs/{job}", about{id: "getJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show a job",
 		answer: "The job with its counts.", codes: known}), s.getJob)
-	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/jobs/{job}", about{id: "editJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Change a job",
+	register(s, s.operation(http.MethodPatch, "/v1/jobs/{job}", about{id: "editJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Change a job",
 		text: "Pace, deadline, note and stop rule of a job that has not ended. The key needs what the action of the job needs.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeStale, devices.CodeToolDenied)}), s.editJob)
 	for _, verb := range jobVerbs {
-		huma.Register(s.api, s.operation(http.MethodPost, "/v1/jobs/{job}/"+verb.name, about{id: verb.name + "Job", scope: access.ScopeJobs, tag: tagJobs, summary: verb.summary,
+		register(s, s.operation(http.MethodPost, "/v1/jobs/{job}/"+verb.name, about{id: verb.name + "Job", scope: access.ScopeJobs, tag: tagJobs, summary: verb.summary,
 			text: verb.text, answer: verb.answer, codes: append(known, verb.codes...)}), s.jobVerb(verb.name))
 	}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}/tasks", about{id: "listTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List the tasks of a job",
+	register(s, s.operation(http.MethodGet, "/v1/jobs/{job}/tasks", about{id: "listTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List the tasks of a job",
 		answer: "A page in order of device. A page may have fewer tasks than its limit.", codes: known}), s.listTasks)
 	report := s.operation(http.MethodGet, pathReport, about{id: "reportJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Export the tasks of a job",
 		text: "In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe.", answer: "The tasks in order of device. An answer that breaks off is not complete.", codes: known})
 	file := &huma.Schema{Type: huma.TypeString}
 	report.Responses["200"].Content = map[string]*huma.MediaType{typeCSV: {Schema: file}, typeNDJSON: {Schema: file}}
 	plain(s, report, s.reportJob)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/tasks", about{id: "deviceTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show the queue of a device",
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/tasks", about{id: "deviceTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show the queue of a device",
 		answer: "The open tasks in their order, each waiting one with its reason. A page begins anew if the last task of the page before has ended.", codes: append(away, devices.CodeDeviceUnknown)}), s.deviceTasks)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/tasks/{job}/cancel", about{id: "cancelTask", scope: access.ScopeJobs, tag: tagJobs,
+	register(s, s.operation(http.MethodPost, "/v1/devices/{device}/tasks/{job}/cancel", about{id: "cancelTask", scope: access.ScopeJobs, tag: tagJobs,
 		summary: "Cancel a device's task", text: "One that waits; the rest of the job goes on.", status: http.StatusNoContent, answer: "It is cancelled.",
 		codes: append(known, devices.CodeConflict, devices.CodeDeviceUnknown)}), s.cancelTask)
 }
@@ -164,17 +164,14 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*createdJob
 	by := caller(ctx)
 	if in.DryRun {
 		plan, err := s.opt.Jobs.Plan(ctx, by, in.Body.JobSpec)
-		if err != nil {
-			return nil, s.problem(ctx, err)
-		}
-		return &createdJob{http.StatusOK, plan}, nil
+		return &createdJob{http.StatusOK, plan}, err
 	}
 	if err := s.draining(); err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	j, again, err := s.opt.Jobs.Create(ctx, by, in.Body.JobSpec, manager.CreateOptions{Key: in.Key, Confirmation: in.Body.Confirmation})
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	status := http.StatusCreated
 	if again {
@@ -192,29 +189,26 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (*answer[api.L
 		page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Group: in.Group, Cursor: after, Limit: n})
 		return page.Items, page.NextCursor, err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // jobPiece is how many jobs are read at once: each has up to BodyLimit.
 const jobPiece = 16
 
 // jobAnswer answers with a job, or with why there is none.
-func (s *Server) jobAnswer(ctx context.Context, j api.Job, err error) (*tagged[api.Job], error) {
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return quoted(j.Revision(), j), nil
+func jobAnswer(j api.Job, err error) (*tagged[api.Job], error) {
+	return quoted(j.Revision(), j), err
 }
 
 func (s *Server) getJob(ctx context.Context, in *JobPath) (*tagged[api.Job], error) {
 	j, err := s.opt.Jobs.Get(ctx, caller(ctx), in.Job)
-	return s.jobAnswer(ctx, j, err)
+	return jobAnswer(j, err)
 }
 
 func (s *Server) editJob(ctx context.Context, in *editJobInput) (*tagged[api.Job], error) {
 	in.Body.IfMatch = in.revision()
 	j, err := s.opt.Jobs.Edit(ctx, caller(ctx), in.Job, in.Body)
-	return s.jobAnswer(ctx, j, err)
+	return jobAnswer(j, err)
 }
 
 func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*tagged[api.Job], error) {
@@ -232,7 +226,7 @@ func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*tag
 			return nil, badRequest("outcome must name outcomes of tasks, such as failed")
 		}
 		j, err := s.opt.Jobs.Do(ctx, caller(ctx), in.Job, verb, o)
-		return s.jobAnswer(ctx, j, err)
+		return jobAnswer(j, err)
 	}
 }
 
@@ -245,7 +239,7 @@ func (s *Server) listTasks(ctx context.Context, in *listTasksInput) (*answer[api
 		page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Running: in.State != "", Cursor: after, Limit: n})
 		return page.Items, page.NextCursor, err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // deviceTasksInput are the parameters of the queue of a device.
@@ -265,7 +259,7 @@ func (s *Server) deviceTasks(ctx context.Context, in *deviceTasksInput) (*answer
 	}
 	queue, err := s.opt.Jobs.Queue(ctx, caller(ctx), id)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	list, err := fillPage(p, pieceLimit, func(job string, n int) ([]api.Task, string, error) {
 		rest := queue[slices.IndexFunc(queue, func(t api.Task) bool { return t.Job == job })+1:] // all if that task has ended meanwhile
@@ -274,7 +268,7 @@ func (s *Server) deviceTasks(ctx context.Context, in *deviceTasksInput) (*answer
 		}
 		return rest[:n], rest[n-1].Job, nil
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{}, error) {
@@ -282,10 +276,7 @@ func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{},
 	if err != nil {
 		return nil, err
 	}
-	if err := s.opt.Jobs.CancelTask(ctx, caller(ctx), id, in.Job); err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, s.opt.Jobs.CancelTask(ctx, caller(ctx), id, in.Job)
 }
 
 // taskColumns are those of a report in CSV.

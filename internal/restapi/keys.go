@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
@@ -46,11 +44,11 @@ type revokeKeyInput struct {
 }
 
 func (s *Server) keyRoutes() {
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/keys", about{id: "listKeys", scope: access.ScopeAdmin, tag: tagAccess, summary: "List API keys",
+	register(s, s.operation(http.MethodGet, "/v1/keys", about{id: "listKeys", scope: access.ScopeAdmin, tag: tagAccess, summary: "List API keys",
 		answer: "A page, oldest first; those that have ended included."}), s.listKeys)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/keys", about{id: "createKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Make an API key",
+	register(s, s.operation(http.MethodPost, "/v1/keys", about{id: "createKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Make an API key",
 		status: http.StatusCreated, answer: "The key with its token, which is shown this once.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), s.createKey)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/keys/{key}", about{id: "getKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Show an API key",
+	register(s, s.operation(http.MethodGet, "/v1/keys/{key}", about{id: "getKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Show an API key",
 		answer: "The key, without its token.", codes: []devices.Code{devices.CodeNotFound}}), s.getKey)
 	registerRevoke(s, s.operation(http.MethodDelete, "/v1/keys/{key}", about{id: "revokeKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Revoke an API key",
 		text:   "At once, on all nodes, whether the database answers or not. It stays in the list, because the audit log names it.",
@@ -75,7 +73,7 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 		}
 	}
 	list, err := fillPage(p, pieceLimit, inMemory(keys, func(k *api.Key) string { return fmt.Sprintf("%020d %s", k.Created.UnixMicro(), k.ID) }))
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*secret[api.CreatedKey], error) {
@@ -93,10 +91,7 @@ func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*secret[api
 		params.Expires = *in.Body.Expires
 	}
 	k, token, err := s.opt.Service.CreateKey(ctx, caller(ctx), params)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, clock.Now()), Token: token}), nil
+	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, clock.Now()), Token: token}), err
 }
 
 // keyOf returns the key with an id or a name.
@@ -112,7 +107,7 @@ func (s *Server) keyOf(name string) (api.Key, error) {
 func (s *Server) getKey(ctx context.Context, in *KeyPath) (*tagged[api.Key], error) {
 	k, err := s.keyOf(in.Key)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	if k.Grant != nil {
 		k = addUse(k, s.grantUses(ctx), clock.Now())
@@ -147,14 +142,11 @@ func (s *Server) revokeKey(ctx context.Context, in *revokeKeyInput) (*revokedAns
 	if revision := in.revision(); revision != "" { // only the end of a key can change, and nothing undoes it
 		switch k, err := s.keyOf(in.Key); {
 		case err != nil:
-			return nil, s.problem(ctx, err)
+			return nil, err
 		case k.Revision() != revision:
 			return nil, newProblem(&devices.Error{Code: devices.CodeStale, Detail: "the key has been revoked since it was read"})
 		}
 	}
 	_, r, err := s.opt.Service.RevokeKey(ctx, caller(ctx), in.Key)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRevoked(r), nil
+	return newRevoked(r), err
 }

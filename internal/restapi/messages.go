@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -59,7 +57,7 @@ func (s *Server) messageRoutes() {
 			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}})
 	registerRaw(s, op, schemaOf[message](s), s.sendMessage)
 	if s.opt.Authenticate != nil {
-		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,
+		register(s, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,
 			summary: "Tell a broker whether a client may come in",
 			text:    "For the HTTP authentication of an external MQTT broker; see docs/howto/emqx.md.",
 			answer:  "The judgement; a refusal is 200 as well."}), s.authenticate)
@@ -80,10 +78,7 @@ type sentAnswer struct {
 
 func (s *Server) sendMessage(ctx context.Context, in *sendMessageInput) (*sentAnswer, error) {
 	call, err := s.runMessage(ctx, in)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &sentAnswer{call, sent{true}}, nil
+	return &sentAnswer{call, sent{true}}, err
 }
 
 func (s *Server) runMessage(ctx context.Context, in *sendMessageInput) (call string, err error) {

@@ -24,23 +24,23 @@ type diagnosisInput struct {
 type logLevelInput struct{ Body api.LogLevel }
 
 func (s *Server) nodeRoutes() {
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", scope: access.ScopeAdmin, tag: tagNodes, summary: "List nodes",
+	register(s, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", scope: access.ScopeAdmin, tag: tagNodes, summary: "List nodes",
 		answer: "A page, in order of name."}), s.listNodes)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", scope: access.ScopeAdmin, tag: tagNodes,
+	register(s, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", scope: access.ScopeAdmin, tag: tagNodes,
 		summary: "See the world as a device does", answer: "The exact OTA reply, and what is wrong with it."}),
 		"application/json", schemaOf[api.Diagnosis](s)), s.diagnose)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Get the log level",
+	register(s, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Get the log level",
 		answer: "The level."}), func(context.Context, *struct{}) (*answer[api.LogLevel], error) { return s.level(), nil })
-	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Set the log level",
+	register(s, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Set the log level",
 		text: "Of this node, until it stops.", answer: "The level."}), s.setLevel)
 	live := s.operation(http.MethodGet, "/livez", about{id: "live", public: true, tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
 	live.SkipValidateParams = true // probes may add some
-	huma.Register(s.api, withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
+	register(s, withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
 	ready := s.operation(http.MethodGet, "/readyz", about{id: "ready", public: true, tag: tagNodes, summary: "Tell whether the node wants traffic",
 		answer: "It does."})
 	ready.SkipValidateParams = true
 	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.Readiness](s)}}}
-	huma.Register(s.api, ready, s.serveReady)
+	register(s, ready, s.serveReady)
 	metrics := s.operation(http.MethodGet, "/metrics", about{id: "metrics", public: true, tag: tagNodes, summary: "Get metrics for Prometheus",
 		answer: "Its text format."})
 	metrics = withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString})
@@ -57,7 +57,7 @@ func (s *Server) listNodes(ctx context.Context, in *Page) (*answer[api.List[api.
 		nodes = append(nodes, api.Node{Name: n.Name, Version: n.Version, Started: api.At(n.Started), Devices: n.Devices, API: n.API})
 	}
 	list, err := fillPage(p, pieceLimit, inMemory(nodes, func(n *api.Node) string { return n.Name }))
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {

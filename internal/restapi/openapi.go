@@ -188,12 +188,23 @@ func withAnswer(op huma.Operation, contentType string, schema *huma.Schema) huma
 	return op
 }
 
+// register adds an operation. Here alone the errors of its handler become problems; what it returns beside an error is dropped.
+func register[In, Out any](s *Server, op huma.Operation, handler func(context.Context, *In) (*Out, error)) {
+	huma.Register(s.api, op, func(ctx context.Context, in *In) (*Out, error) {
+		out, err := handler(ctx, in)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+}
+
 // plain adds an operation whose handler writes its own answer: a stream, a file, or JSON of a device, which must not change
 // by a byte. huma reads and checks the parameters, not the body.
 func plain[In any](s *Server, op huma.Operation, handler func(w http.ResponseWriter, r *http.Request, in *In)) {
 	body := op.RequestBody
 	op.RequestBody = nil // or huma would read it
-	huma.Register(s.api, op, func(_ context.Context, in *In) (*huma.StreamResponse, error) {
+	register(s, op, func(_ context.Context, in *In) (*huma.StreamResponse, error) {
 		return &huma.StreamResponse{Body: func(ctx huma.Context) {
 			r, w := humago.Unwrap(ctx)
 			handler(w, r, in)
@@ -208,7 +219,7 @@ func plain[In any](s *Server, op huma.Operation, handler func(w http.ResponseWri
 func registerRaw[In, Out any](s *Server, op huma.Operation, body *huma.Schema, handler func(context.Context, *In) (*Out, error)) {
 	op.SkipValidateBody = true
 	op.RequestBody = s.jsonBody(body, true)
-	huma.Register(s.api, op, handler)
+	register(s, op, handler)
 	op.RequestBody.Content = map[string]*huma.MediaType{valueJSON[0]: {Schema: body}} // alone
 }
 

@@ -33,9 +33,9 @@ type getPhotoInput struct {
 
 func (s *Server) photoRoutes() {
 	gone := []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", scope: access.ScopePhotos, tag: tagPhotos, summary: "List photos",
+	register(s, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", scope: access.ScopePhotos, tag: tagPhotos, summary: "List photos",
 		answer: "A page, newest first.", codes: gone[1:]}), s.listPhotos)
-	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", scope: access.ScopeWrite, tag: tagPhotos, summary: "Delete a photo",
+	register(s, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", scope: access.ScopeWrite, tag: tagPhotos, summary: "Delete a photo",
 		status: http.StatusNoContent, answer: "Deleted.", codes: gone}), s.deletePhoto)
 	get := withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopePhotos, tag: tagPhotos, summary: "Get a photo",
 		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), mediaJPEG, &huma.Schema{Type: huma.TypeString, Format: "binary"})
@@ -55,7 +55,7 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[a
 			return nil, err
 		}
 		if err := s.permitDevice(ctx, by, access.ScopePhotos, "listPhotos", id); err != nil {
-			return nil, s.problem(ctx, err)
+			return nil, err
 		}
 	}
 	permitted := map[devices.ID]bool{}
@@ -97,7 +97,7 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[a
 		}
 		return items, before, nil
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // maxPhotoPages bounds the search of a key for some devices for its photos
@@ -130,15 +130,12 @@ func (s *Server) deletePhoto(ctx context.Context, in *PhotoPath) (*struct{}, err
 	by := caller(ctx)
 	p, content, err := s.permitPhoto(ctx, by, access.ScopeWrite, "deletePhoto", in.ID)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	content.Close()
 	err = s.opt.Photos.Delete(ctx, in.ID)
 	s.opt.Service.NoteChange(by, "delete_photo", p.Device, p.ID, err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, err
 }
 
 const mediaJPEG = "image/jpeg"

@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -30,7 +28,7 @@ type explainInput struct {
 
 func (s *Server) policyRoutes() {
 	document := schemaOf[access.Policy](s)
-	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+	register(s, s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Get the rules in force", text: "What PUT takes; the ETag is the version. After these rules the built-in ones apply, see docs/access.md.",
 		answer: "The policy."}), s.getPolicy)
 	put := s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
@@ -38,12 +36,12 @@ func (s *Server) policyRoutes() {
 			"if another was written meanwhile, nothing changes. version, changed, by and warnings in the body are passed over.",
 		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable}})
 	registerRaw(s, put, document, s.setPolicy)
-	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/versions", about{id: "listPolicyVersions", scope: access.ScopeAdmin, tag: tagAccess,
+	register(s, s.operation(http.MethodGet, pathPolicy+"/versions", about{id: "listPolicyVersions", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "List the versions of the rules", answer: "A page, newest first.", codes: []devices.Code{devices.CodeUnavailable}}), s.listPolicyVersions)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, pathPolicy+"/versions/{version}", about{id: "getPolicyVersion", scope: access.ScopeAdmin, tag: tagAccess,
+	register(s, withAnswer(s.operation(http.MethodGet, pathPolicy+"/versions/{version}", about{id: "getPolicyVersion", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Get a version of the rules", answer: "The policy as it was.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}),
 		"application/json", document), s.getPolicyVersion)
-	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/explain", about{id: "explainPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+	register(s, s.operation(http.MethodGet, pathPolicy+"/explain", about{id: "explainPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Explain which rule decides", text: "Nothing is called.", answer: "The decision on the call, and everything that was checked, in order.",
 		codes: []devices.Code{devices.CodeNotFound, devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainPolicy)
 }
@@ -66,7 +64,7 @@ type setPolicyInput struct {
 func (s *Server) setPolicy(ctx context.Context, in *setPolicyInput) (*tagged[access.Policy], error) {
 	p, err := s.runSetPolicy(ctx, in)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	p.Warnings = s.opt.Service.UnmatchedTools(p)
 	return taggedPolicy(p), nil
@@ -113,7 +111,7 @@ func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[api.
 		}
 		return items, next, err
 	})
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // policyPiece is how many versions are read at once: each has up to access.MaxPolicyBytes.
@@ -122,16 +120,13 @@ const policyPiece = 16
 func (s *Server) getPolicyVersion(ctx context.Context, in *versionPath) (*raw, error) {
 	p, err := s.opt.Archive.PolicyVersion(ctx, in.Version)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	if p.Version != in.Version {
 		return nil, newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "there is no version " + strconv.FormatInt(in.Version, 10) + " of the policy"})
 	}
 	body, err := json.Marshal(p)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRaw(append(body, '\n')), nil
+	return newRaw(append(body, '\n')), err
 }
 
 func (s *Server) explainPolicy(ctx context.Context, in *explainInput) (*answer[access.Explanation], error) {
@@ -146,8 +141,5 @@ func (s *Server) explainPolicy(ctx context.Context, in *explainInput) (*answer[a
 		}
 	}
 	x, err := s.opt.Service.Explain(ctx, h)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[access.Explanation]{x}, nil
+	return answerOf(x, err)
 }

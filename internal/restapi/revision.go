@@ -85,6 +85,6 @@ func registerRevoke[In any](s *Server, op huma.Operation, handler func(context.C
 	op.Responses[strconv.Itoa(http.StatusAccepted)] = &huma.Response{
 		Description: "Revoked without the database: in force on the nodes named, and recorded as soon as the database answers.",
 		Content:     map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.Revocation](s)}}}
-	huma.Register(s.api, op, handler)
+	register(s, op, handler)
 	op.Responses[strconv.Itoa(op.DefaultStatus)].Content = nil // what huma derives from the type
 }

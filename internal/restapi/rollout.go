@@ -30,26 +30,23 @@ func (s *Server) rolloutRoutes(away []devices.Code) {
 		status: http.StatusCreated, answer: "The jobs.", codes: append(refusals, devices.CodeDeviceUnknown)})
 	roll.Responses["200"] = &huma.Response{Description: "The jobs that the same key and body created before; with dry_run, what each job would do.",
 		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: &huma.Schema{OneOf: []*huma.Schema{schemaOf[api.JobGroup](s), schemaOf[api.FirmwareRollPlan](s)}}}}}
-	huma.Register(s.api, withAnswer(roll, valueJSON[0], schemaOf[api.JobGroup](s)), s.rollFirmware)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/jobs/{job}/rollback", about{id: "rollbackJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Take back a firmware job",
+	register(s, withAnswer(roll, valueJSON[0], schemaOf[api.JobGroup](s)), s.rollFirmware)
+	register(s, s.operation(http.MethodPost, "/v1/jobs/{job}/rollback", about{id: "rollbackJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Take back a firmware job",
 		text: "Its waiting tasks are cancelled. Every device that it gave its image gets back what it ran before, if that is stored: one job for each such image, under one group, without stages. " +
 			"The key needs the scope firmware, too.",
 		status: http.StatusCreated, answer: "The jobs.", codes: refusals}), s.rollbackJob)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}/firmware/bar", about{id: "deleteFirmwareBar", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Lift the bar of a device",
+	register(s, s.operation(http.MethodDelete, "/v1/devices/{device}/firmware/bar", about{id: "deleteFirmwareBar", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Lift the bar of a device",
 		text: "A device that was flashed twice without running the image gets none for 24 hours.", status: http.StatusNoContent, answer: "It may get images.", codes: append(away, devices.CodeDeviceUnknown)}), s.deleteBar)
 }
 
 func (s *Server) rollFirmware(ctx context.Context, in *rollInput) (*createdJob, error) {
 	if in.DryRun {
 		plan, err := s.opt.Jobs.PlanRoll(ctx, caller(ctx), in.Body)
-		if err != nil {
-			return nil, s.problem(ctx, err)
-		}
-		return &createdJob{http.StatusOK, plan}, nil
+		return &createdJob{http.StatusOK, plan}, err
 	}
 	group, again, err := s.opt.Jobs.Roll(ctx, caller(ctx), in.Body, manager.CreateOptions{Key: in.Key})
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	if again {
 		return &createdJob{http.StatusOK, group}, nil
@@ -59,7 +56,7 @@ func (s *Server) rollFirmware(ctx context.Context, in *rollInput) (*createdJob, 
 
 func (s *Server) rollbackJob(ctx context.Context, in *rollbackInput) (*answer[api.JobGroup], error) {
 	group, err := s.opt.Jobs.Rollback(ctx, caller(ctx), in.Job, manager.CreateOptions{Key: in.Key})
-	return answerOf(s, ctx, group, err)
+	return answerOf(group, err)
 }
 
 func (s *Server) deleteBar(ctx context.Context, in *DevicePath) (*struct{}, error) {
@@ -67,8 +64,5 @@ func (s *Server) deleteBar(ctx context.Context, in *DevicePath) (*struct{}, erro
 	if err == nil {
 		err = s.opt.Jobs.Unbar(ctx, caller(ctx), id)
 	}
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, err
 }

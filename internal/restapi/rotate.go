@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
@@ -41,11 +39,11 @@ func parseGrace(text string) (time.Duration, error) {
 }
 
 func (s *Server) rotateRoutes() {
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/rotate", about{id: "rotateDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Rotate a device's credentials",
+	register(s, s.operation(http.MethodPost, "/v1/devices/{device}/rotate", about{id: "rotateDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Rotate a device's credentials",
 		text: "It gets new ones at its next OTA check, which it makes when it boots. The old ones stay valid until it has connected with the new ones, or the grace is over. " +
 			"What must die at once is revoked.",
 		answer: "The device.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.rotateDevice)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/rotate", about{id: "rotateDevices", scope: access.ScopeAdmin, tag: tagDevices, summary: "Rotate the credentials of all devices",
+	register(s, s.operation(http.MethodPost, "/v1/devices/rotate", about{id: "rotateDevices", scope: access.ScopeAdmin, tag: tagDevices, summary: "Rotate the credentials of all devices",
 		text:   "As for one device, for every device there is and will be. Refused while the grace of the last time runs.",
 		answer: "The generation of all credentials from now on.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateDevices)
 }
@@ -53,7 +51,7 @@ func (s *Server) rotateRoutes() {
 type rotateSecretInput struct{ Body *api.SecretRotation }
 
 func (s *Server) secretRoutes() {
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/secret/rotate", about{id: "rotateSecret", scope: access.ScopeAdmin, tag: tagNodes, summary: "Rotate the fleet's secret",
+	register(s, s.operation(http.MethodPost, "/v1/secret/rotate", about{id: "rotateSecret", scope: access.ScopeAdmin, tag: tagNodes, summary: "Rotate the fleet's secret",
 		text: "All that derives from the secret is made from a new one: devices get new credentials as when all are rotated, nodes sign with it, and chip keys are sealed anew. " +
 			"The admin token ends at once on every node that is reached. Refused while the grace of the last time runs, but for `admin_only`.",
 		answer: "The number of the secret, and the new admin token.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateSecret)
@@ -82,7 +80,7 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*secr
 		s.opt.Service.NoteCredential(by, "rotate_secret", "grace "+grace.String(), err)
 	}
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	out := api.RotatedSecret{Secret: r.Secret(), Generation: r.Generation, AdminToken: s.opt.Mint.AdminToken()}
 	if clock.Now().Before(r.PreviousUntil) {
@@ -103,7 +101,7 @@ func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[api
 	err = s.opt.Service.Rotate(ctx, caller(ctx), id, grace)
 	s.opt.Service.NoteChange(caller(ctx), "rotate", id, "grace "+grace.String(), err)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	return s.show(ctx, id)
 }
@@ -115,8 +113,5 @@ func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer
 	}
 	r, err := s.opt.Service.RotateAll(ctx, caller(ctx), grace)
 	s.opt.Service.NoteCredential(caller(ctx), "rotate_all", "grace "+grace.String(), err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[api.Credentials]{api.Credentials{Generation: r.Generation, PreviousUntil: api.At(r.PreviousUntil)}}, nil
+	return answerOf(api.Credentials{Generation: r.Generation, PreviousUntil: api.At(r.PreviousUntil)}, err)
 }

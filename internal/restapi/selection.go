@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -65,10 +63,10 @@ type selectionEditInput struct {
 
 func (s *Server) selectionRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/fleet", about{id: "getFleet", scope: access.ScopeRead, tag: tagDevices, summary: "Count devices",
+	register(s, s.operation(http.MethodGet, "/v1/fleet", about{id: "getFleet", scope: access.ScopeRead, tag: tagDevices, summary: "Count devices",
 		text:   "Counts of a selection, and those of a key for some devices, may be up to 10 s old. Each dimension has its 200 most frequent values.",
 		answer: "How many devices have which values.", codes: away}), s.getFleet)
-	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices", about{id: "editDevices", scope: access.ScopeWrite, tag: tagDevices, summary: "Change many devices",
+	register(s, s.operation(http.MethodPatch, "/v1/devices", about{id: "editDevices", scope: access.ScopeWrite, tag: tagDevices, summary: "Change many devices",
 		text: "Refused without select; device=* selects all. Devices are changed in groups, each of which is changed as a whole: " +
 			"a request that fails in between may be made again.",
 		answer: "How many devices it was for.", codes: append(away, devices.CodeTooLarge)}), s.editDevices)
@@ -82,11 +80,11 @@ func (s *Server) getFleet(ctx context.Context, in *Selection) (*answer[api.Fleet
 	by := caller(ctx)
 	counts, err := s.opt.Service.Counts(ctx, by, sel)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	pending, contested, err := s.opt.Service.CountsInMemory(ctx, by, sel)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	body := newFleetCounts(counts)
 	body.State[string(devices.StatePending)], body.State[string(devices.StateContested)] = pending, contested

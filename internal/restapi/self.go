@@ -5,8 +5,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
@@ -14,7 +12,7 @@ import (
 )
 
 func (s *Server) selfRoutes() {
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/self", about{id: "getSelf", anyone: true, tag: tagAccess, summary: "Get the caller",
+	register(s, s.operation(http.MethodGet, "/v1/self", about{id: "getSelf", anyone: true, tag: tagAccess, summary: "Get the caller",
 		text: "Every key may read what it may do.", answer: "The caller and its limits."}), s.getSelf)
 	registerRevoke(s, s.operation(http.MethodDelete, "/v1/self", about{id: "endSelf", anyone: true, tag: tagAccess, summary: "End the key of a console",
 		text: "What logging out of the console does. Keys of other kinds are refused.", status: http.StatusNoContent, answer: "It is not valid any more.", codes: []devices.Code{devices.CodeUnavailable}}), s.endSelf)
@@ -22,10 +20,7 @@ func (s *Server) selfRoutes() {
 
 func (s *Server) endSelf(ctx context.Context, _ *struct{}) (*revokedAnswer, error) {
 	r, err := s.opt.Service.EndConsoleKey(ctx, caller(ctx))
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRevoked(r), nil
+	return newRevoked(r), err
 }
 
 func (s *Server) getSelf(ctx context.Context, _ *struct{}) (*answer[api.Self], error) {

@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/clock"
@@ -28,7 +26,7 @@ type statsInput struct {
 }
 
 func (s *Server) statsRoutes() {
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/stats", about{id: "getStats", scope: access.ScopeRead, tag: tagNodes, summary: "Get figures over time",
+	register(s, s.operation(http.MethodGet, "/v1/stats", about{id: "getStats", scope: access.ScopeRead, tag: tagNodes, summary: "Get figures over time",
 		text: "Every node samples its own figures each 10 s and keeps them for 24 hours, and those of each 5 min for 7 days, in memory. The answer adds up those of all live nodes: " +
 			"rates and numbers are sums, percentiles are those of all durations together and about right, because they are interpolated between the bounds of the histograms of /metrics. " +
 			"The figures are of the whole fleet: a key that is limited to devices is refused.",
@@ -46,7 +44,7 @@ func (s *Server) getStats(ctx context.Context, in *statsInput) (*answer[api.Stat
 	}
 	if refusal != nil {
 		s.opt.Service.NoteRefusal(by, "getStats", "", refusal)
-		return nil, s.problem(ctx, refusal)
+		return nil, refusal
 	}
 	q, err := in.parse(clock.Now())
 	if err != nil {
@@ -54,10 +52,10 @@ func (s *Server) getStats(ctx context.Context, in *statsInput) (*answer[api.Stat
 	}
 	found, known, err := s.opt.Stats.Query(ctx, q, in.Node)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	if !known {
-		return nil, s.problem(ctx, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no live node with this name; GET /v1/nodes lists them"})
+		return nil, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no live node with this name; GET /v1/nodes lists them"}
 	}
 	return &answer[api.Stats]{newStats(found)}, nil
 }

@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -31,17 +29,17 @@ type historyInput struct {
 
 func (s *Server) toolRoutes() {
 	tools := schemaOf[api.ToolList](s)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", scope: access.ScopeRead, tag: tagTools,
+	register(s, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", scope: access.ScopeRead, tag: tagTools,
 		summary: "List a device's tools", answer: "The tools, and how sure they are.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), "application/json", tools), s.listTools)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", scope: access.ScopeRead, tag: tagTools,
+	register(s, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", scope: access.ScopeRead, tag: tagTools,
 		summary: "Read a device's tools again", text: "Takes as long as the device does.", answer: "The tools, verified.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
 			devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}}), "application/json", tools), s.refreshTools)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", scope: access.ScopeRead, tag: tagTools,
+	register(s, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", scope: access.ScopeRead, tag: tagTools,
 		summary: "Get a stored tool list", answer: "The list.",
 		codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), "application/json", schemaOf[api.StoredCatalog](s)), s.getCatalog)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", scope: access.ScopeRead, tag: tagTools,
+	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", scope: access.ScopeRead, tag: tagTools,
 		summary: "List the tool lists a device had", answer: "A page, newest first.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.listDeviceCatalogs)
 }
@@ -52,10 +50,7 @@ func (s *Server) listTools(ctx context.Context, in *listToolsInput) (*raw, error
 		return nil, err
 	}
 	tools, err := s.opt.Service.Tools(ctx, id, in.User)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRaw(encodeTools(tools)), nil
+	return newRaw(encodeTools(tools)), err
 }
 
 func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, error) {
@@ -64,15 +59,12 @@ func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, er
 		return nil, err
 	}
 	if err := s.draining(); err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, dispatch.MaxTimeout)
 	defer cancel()
 	tools, err := s.opt.Service.Refresh(ctx, id, in.User)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newRaw(encodeTools(tools)), nil
+	return newRaw(encodeTools(tools)), err
 }
 
 // encodeTools keeps every byte of the tools, white space included.
@@ -105,11 +97,11 @@ func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) 
 	by := caller(ctx)
 	if err := s.opt.Service.PermitCatalog(ctx, by, hash); err != nil {
 		s.opt.Service.NoteRefusal(by, "getCatalog", "", err)
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	cat, err := s.opt.Service.Catalog(ctx, hash)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	b := jsonspan.AppendString([]byte(`{"catalog":`), cat.Hash.String())
 	b = append(b, `,"items":`...)
@@ -146,5 +138,5 @@ func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*ans
 	if err == nil && len(list.Items) == 0 && p.after == "" {
 		_, err = s.opt.Service.Get(ctx, id) // nobody has no history
 	}
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }

@@ -43,11 +43,11 @@ type startTraceInput struct {
 
 func (s *Server) traceRoutes() {
 	const path = "/v1/devices/{device}/trace"
-	huma.Register(s.api, s.operation(http.MethodPost, path, about{id: "startTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Start a trace",
+	register(s, s.operation(http.MethodPost, path, about{id: "startTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Start a trace",
 		text: "Messages between the device and the node that holds it, what nodes record of it, and its calls; never audio. It replaces an earlier trace of the device, unless an administrator started that, goes on " +
 			"when the device connects again or to another node, and ends 30 s after its last reader left. A fleet has 30 traces at most, of which keys have shares. The beginning and the end are in the audit.",
 		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeLimitReached, devices.CodeUnavailable}}), s.startTrace)
-	huma.Register(s.api, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
+	register(s, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
 		status: http.StatusNoContent, answer: "It has ended on all nodes that can be reached.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound}}), s.endTrace)
 	plain(s, withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
 		text:   "Server-sent events: `trace` with a TraceEntry as JSON on one line, and `end` when the trace ends. Entries are not stored: what happens while nobody reads is not shown. A trace with payloads needs the scope admin.",
@@ -108,7 +108,7 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 		detail += ", with payloads"
 	}
 	s.opt.Service.NoteChange(by, actionTrace, id, detail, err)
-	return answerOf(s, ctx, started, err)
+	return answerOf(started, err)
 }
 
 func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error) {
@@ -125,10 +125,7 @@ func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error
 		err = errNoTrace
 	}
 	s.opt.Service.NoteChange(by, actionTraceEnd, id, "", err)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, err
 }
 
 // shownEntry returns an entry of a trace as the caller may see it: a call that another key made without what

@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
@@ -42,19 +40,19 @@ type editWebhookInput struct {
 func (s *Server) webhookRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
 	known := append(away, devices.CodeNotFound)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/webhooks", about{id: "listWebhooks", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "List webhooks",
+	register(s, s.operation(http.MethodGet, "/v1/webhooks", about{id: "listWebhooks", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "List webhooks",
 		text: "A key sees the webhooks that it created, administrators see all. There are at most 100, of which keys have shares; those of keys that ended do not count.", answer: "A page, in order of id.", codes: away}), s.listWebhooks)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks", about{id: "createWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Create a webhook",
+	register(s, s.operation(http.MethodPost, "/v1/webhooks", about{id: "createWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Create a webhook",
 		text: "Events from now on are delivered by POST, signed as Standard Webhooks, at least once and in order of time: a delivery is repeated until the receiver answers 2xx within 10 s, and has the same `webhook-id` each time. " +
 			"The webhook acts as the key that creates it, which also needs the scope events:read, and stops when that key ends.",
 		status: http.StatusCreated, answer: "The webhook, with its secret if that was left out.", codes: append(away, devices.CodeLimitReached)}), s.createWebhook)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/webhooks/{id}", about{id: "getWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Show a webhook",
+	register(s, s.operation(http.MethodGet, "/v1/webhooks/{id}", about{id: "getWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Show a webhook",
 		answer: "The webhook.", codes: known}), s.getWebhook)
-	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/webhooks/{id}", about{id: "editWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Change a webhook",
+	register(s, s.operation(http.MethodPatch, "/v1/webhooks/{id}", about{id: "editWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Change a webhook",
 		text: "It goes on with the event after the last one that was delivered.", answer: "The webhook, with a secret if a new one was made.", codes: append(known, devices.CodeStale)}), s.editWebhook)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/webhooks/{id}", about{id: "deleteWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Delete a webhook",
+	register(s, s.operation(http.MethodDelete, "/v1/webhooks/{id}", about{id: "deleteWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Delete a webhook",
 		status: http.StatusNoContent, answer: "It is deleted.", codes: append(known, devices.CodeStale)}), s.deleteWebhook)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks/{id}/test", about{id: "testWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Try a webhook",
+	register(s, s.operation(http.MethodPost, "/v1/webhooks/{id}/test", about{id: "testWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Try a webhook",
 		text: "Delivers a message of the type test at once, from the node that receives the request.", answer: "What came of it.", codes: append(known, devices.CodeConflict)}), s.testWebhook)
 }
 
@@ -65,10 +63,10 @@ func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[a
 	}
 	hooks, err := s.opt.Webhooks.List(ctx, caller(ctx))
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
 	list, err := fillPage(p, pieceLimit, inMemory(hooks, func(h *api.Webhook) string { return h.ID }))
-	return answerOf(s, ctx, list, err)
+	return answerOf(list, err)
 }
 
 // newHookAnswer returns the answer with a webhook that was made or changed, and a secret that was made for it.
@@ -80,40 +78,25 @@ func newHookAnswer(h api.CreatedWebhook) *tagged[api.CreatedWebhook] {
 
 func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*tagged[api.CreatedWebhook], error) {
 	h, err := s.opt.Webhooks.Create(ctx, caller(ctx), in.Body)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newHookAnswer(h), nil
+	return newHookAnswer(h), err
 }
 
 func (s *Server) getWebhook(ctx context.Context, in *WebhookPath) (*tagged[api.Webhook], error) {
 	h, err := s.opt.Webhooks.Get(ctx, caller(ctx), in.ID)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return quoted(h.Revision(), h), nil
+	return quoted(h.Revision(), h), err
 }
 
 func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*tagged[api.CreatedWebhook], error) {
 	in.Body.IfMatch = in.revision()
 	h, err := s.opt.Webhooks.Edit(ctx, caller(ctx), in.ID, in.Body)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return newHookAnswer(h), nil
+	return newHookAnswer(h), err
 }
 
 func (s *Server) deleteWebhook(ctx context.Context, in *deleteWebhookInput) (*struct{}, error) {
-	if err := s.opt.Webhooks.Delete(ctx, caller(ctx), in.ID, in.revision()); err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return nil, nil
+	return nil, s.opt.Webhooks.Delete(ctx, caller(ctx), in.ID, in.revision())
 }
 
 func (s *Server) testWebhook(ctx context.Context, in *WebhookPath) (*answer[api.WebhookTest], error) {
 	outcome, err := s.opt.Webhooks.Test(ctx, caller(ctx), in.ID)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &answer[api.WebhookTest]{outcome}, nil
+	return answerOf(outcome, err)
 }
