@@ -67,10 +67,7 @@ func publicRotation(value json.RawMessage) json.RawMessage {
 }
 
 func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) (*answer[api.List[api.Change]], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err

@@ -204,12 +204,8 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 	return answerOf(list, err)
 }
 
-func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	return s.show(ctx, id)
+func (s *Server) getDevice(ctx context.Context, _ *DevicePath) (*tagged[api.Device], error) {
+	return s.show(ctx, deviceOf(ctx))
 }
 
 func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[api.Device], error) {
@@ -218,10 +214,7 @@ func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[api.Device], 
 }
 
 func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[api.EditedDevice], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	ifMatch, err := in.revision()
 	if err != nil {
 		return nil, err
@@ -264,10 +257,7 @@ func (s *Server) changed(ctx context.Context, id devices.ID) (devices.View, erro
 }
 
 func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	ifMatch, err := in.revision()
 	if err != nil {
 		return nil, err
@@ -337,20 +327,14 @@ type refuseInput struct {
 }
 
 func (s *Server) refuseClient(ctx context.Context, in *refuseInput) (*struct{}, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	err = s.opt.Service.Refuse(ctx, caller(ctx), id, in.Client)
+	id := deviceOf(ctx)
+	err := s.opt.Service.Refuse(ctx, caller(ctx), id, in.Client)
 	s.opt.Service.NoteChange(caller(ctx), "refuse", id, "client "+in.Client, err)
 	return nil, err
 }
 
-func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*revokedAnswer, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) revokeDevice(ctx context.Context, _ *DevicePath) (*revokedAnswer, error) {
+	id := deviceOf(ctx)
 	r, err := s.opt.Service.Revoke(ctx, caller(ctx), id)
 	s.opt.Service.NoteChange(caller(ctx), "revoke", id, "", err)
 	return newRevoked(r), err

@@ -56,12 +56,8 @@ func (s *Server) explainRoutes() {
 		text: "OTA checks and connections of devices that the fleet does not have, the last 256 of each node. A key that is limited to devices is refused.", answer: "Records, newest first."}), s.refusals)
 }
 
-func (s *Server) explainDevice(ctx context.Context, in *DevicePath) (*answer[api.Why], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	e, err := s.opt.Explainer.Device(ctx, caller(ctx), id)
+func (s *Server) explainDevice(ctx context.Context, _ *DevicePath) (*answer[api.Why], error) {
+	e, err := s.opt.Explainer.Device(ctx, caller(ctx), deviceOf(ctx))
 	return answerOf(e, err)
 }
 
@@ -80,10 +76,6 @@ func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[
 }
 
 func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
 	p, after, err := s.logPage(ctx, in.Page)
 	if err != nil {
 		return nil, err
@@ -93,7 +85,7 @@ func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log],
 			return nil, err
 		}
 	}
-	l, err := s.opt.Explainer.Log(ctx, caller(ctx), id, devices.StepKind(in.Kind), after, in.Limit)
+	l, err := s.opt.Explainer.Log(ctx, caller(ctx), deviceOf(ctx), devices.StepKind(in.Kind), after, in.Limit)
 	l.NextCursor = p.cursor(l.NextCursor) // a place until here
 	return answerOf(l, err)
 }

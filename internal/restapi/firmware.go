@@ -214,10 +214,7 @@ func (s *Server) checkFirmware(ctx context.Context, in *checkFirmwareInput) (*an
 }
 
 func (s *Server) deviceFirmware(ctx context.Context, in *deviceFirmwareInput) (*answer[api.DeviceFirmware], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	out, err := s.opt.Firmware.OfDevice(ctx, id, in.Image)
 	if err == nil {
 		out.Last, err = s.opt.Jobs.FirmwareTask(ctx, caller(ctx), id)

@@ -23,20 +23,13 @@ import (
 var errKeyEnded = &devices.Error{Code: devices.CodeUnauthorized, Detail: access.ErrToken.Error()}
 
 // permit returns why a caller may not make a request of this kind; nil if it may.
-// text is the device in its path, if there is one.
-func (s *Server) permit(ctx context.Context, by access.Principal, a about, text string) error {
+// id is the device in its path, if there is one.
+func (s *Server) permit(ctx context.Context, by access.Principal, a about, id devices.ID) error {
 	if a.anyone {
 		if by.Caller == nil {
 			return errKeyEnded
 		}
 		return nil
-	}
-	var id devices.ID
-	if text != "" {
-		var err error
-		if id, err = parseDevice(text); err != nil {
-			return err
-		}
 	}
 	err := s.permitDevice(ctx, by, a.scope, a.id, id)
 	if err != nil && a.hides && by.Caller != nil && by.Caller.Scopes.Has(a.scope) && !isUnavailable(err) {
@@ -72,6 +65,14 @@ func caller(ctx context.Context) access.Principal {
 	return access.Principal{}
 }
 
+// deviceOf is the device in the path of the request, which was read when its caller was checked.
+func deviceOf(ctx context.Context) devices.ID {
+	if c, ok := ctx.Value(requestKey{}).(*humaContext); ok {
+		return c.device
+	}
+	return ""
+}
+
 // requestOf is the request in the context of an operation of huma's, and its answer's writer.
 func requestOf(ctx context.Context) (*http.Request, http.ResponseWriter) {
 	return humago.Unwrap(ctx.Value(requestKey{}).(*humaContext))
@@ -90,9 +91,10 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 	return func(ctx huma.Context, next func(huma.Context)) {
 		r, w := humago.Unwrap(ctx)
 		var slot *connlimit.Slot
+		var id devices.ID
 		by, err := s.by(r, access.ViaREST), checkQuery(r) // huma refuses unknown ones
 		if err == nil && !a.judged {
-			slot, err = s.enter(w, r, by, a)
+			slot, id, err = s.enter(w, r, by, a)
 			defer slot.Leave()
 		}
 		if err != nil {
@@ -100,7 +102,7 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 			return
 		}
 		if c, ok := ctx.(*humaContext); ok {
-			c.by = by
+			c.by, c.device = by, id
 		}
 		next(ctx)
 	}
@@ -109,7 +111,7 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 // guardHandler checks the caller of a handler that is no operation.
 func (s *Server) guardHandler(a about, handler http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		slot, err := s.enter(w, r, s.by(r, access.ViaREST), a)
+		slot, _, err := s.enter(w, r, s.by(r, access.ViaREST), a)
 		defer slot.Leave()
 		if err != nil {
 			s.fail(w, r, err)
@@ -119,13 +121,16 @@ func (s *Server) guardHandler(a about, handler http.HandlerFunc) http.HandlerFun
 	}
 }
 
-// enter returns the slot in which a request of this kind is worked on, or why it is refused.
-func (s *Server) enter(w http.ResponseWriter, r *http.Request, by access.Principal, a about) (*connlimit.Slot, error) {
-	slot, err := s.begin(w, r, by) // before the scopes: refusals cost work, too
-	if err == nil {
-		err = s.permit(r.Context(), by, a, r.PathValue("device"))
+// enter returns the slot in which a request of this kind is worked on, and the device in its path, or why it is refused.
+func (s *Server) enter(w http.ResponseWriter, r *http.Request, by access.Principal, a about) (slot *connlimit.Slot, id devices.ID, err error) {
+	slot, err = s.begin(w, r, by) // before the scopes: refusals cost work, too
+	if text := r.PathValue("device"); err == nil && text != "" {
+		id, err = parseDevice(text)
 	}
-	return slot, err
+	if err == nil {
+		err = s.permit(r.Context(), by, a, id)
+	}
+	return slot, id, err
 }
 
 // begin waits until the caller may have one more request worked on, and returns the slot

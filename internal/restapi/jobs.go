@@ -249,15 +249,11 @@ type deviceTasksInput struct {
 }
 
 func (s *Server) deviceTasks(ctx context.Context, in *deviceTasksInput) (*answer[api.List[api.Task]], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
 	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	queue, err := s.opt.Jobs.Queue(ctx, caller(ctx), id)
+	queue, err := s.opt.Jobs.Queue(ctx, caller(ctx), deviceOf(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -272,11 +268,7 @@ func (s *Server) deviceTasks(ctx context.Context, in *deviceTasksInput) (*answer
 }
 
 func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{}, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	return nil, s.opt.Jobs.CancelTask(ctx, caller(ctx), id, in.Job)
+	return nil, s.opt.Jobs.CancelTask(ctx, caller(ctx), deviceOf(ctx), in.Job)
 }
 
 // taskColumns are those of a report in CSV.

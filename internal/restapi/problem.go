@@ -91,7 +91,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 type humaContext struct {
 	inner
 	status int              // of a refusal, instead of the one huma chose
-	by     access.Principal // from guardOperation on
+	by     access.Principal // from guardOperation on, and so is device unless the core judges the caller
+	device devices.ID
 }
 
 // inner gives the embedded context a name other than that of its own method.

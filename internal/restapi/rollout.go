@@ -59,10 +59,6 @@ func (s *Server) rollbackJob(ctx context.Context, in *rollbackInput) (*answer[ap
 	return answerOf(group, err)
 }
 
-func (s *Server) deleteBar(ctx context.Context, in *DevicePath) (*struct{}, error) {
-	id, err := parseDevice(in.Device)
-	if err == nil {
-		err = s.opt.Jobs.Unbar(ctx, caller(ctx), id)
-	}
-	return nil, err
+func (s *Server) deleteBar(ctx context.Context, _ *DevicePath) (*struct{}, error) {
+	return nil, s.opt.Jobs.Unbar(ctx, caller(ctx), deviceOf(ctx))
 }

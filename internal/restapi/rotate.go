@@ -90,10 +90,7 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*secr
 }
 
 func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[api.Device], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	grace, err := graceOf(in.Body)
 	if err != nil {
 		return nil, err

@@ -45,25 +45,17 @@ func (s *Server) toolRoutes() {
 }
 
 func (s *Server) listTools(ctx context.Context, in *listToolsInput) (*raw, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	tools, err := s.opt.Service.Tools(ctx, id, in.User)
+	tools, err := s.opt.Service.Tools(ctx, deviceOf(ctx), in.User)
 	return newRaw(encodeTools(tools)), err
 }
 
 func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
 	if err := s.draining(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, dispatch.MaxTimeout)
 	defer cancel()
-	tools, err := s.opt.Service.Refresh(ctx, id, in.User)
+	tools, err := s.opt.Service.Refresh(ctx, deviceOf(ctx), in.User)
 	return newRaw(encodeTools(tools)), err
 }
 
@@ -110,10 +102,7 @@ func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) 
 }
 
 func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*answer[api.List[api.HistoryEntry]], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err

@@ -78,10 +78,7 @@ func (s *Server) permitReplace(by access.Principal, running api.Trace, owner str
 }
 
 func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[api.Trace], error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
+	id := deviceOf(ctx)
 	var wanted api.NewTrace
 	if in.Body != nil {
 		wanted = *in.Body
@@ -112,12 +109,9 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 }
 
 func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error) {
-	id, err := parseDevice(in.Device)
-	if err != nil {
-		return nil, err
-	}
-	by := caller(ctx)
+	by, id := caller(ctx), deviceOf(ctx)
 	running, owner, ok := s.opt.Tracer.Get(id)
+	var err error
 	if ok {
 		err = s.permitReplace(by, running, owner)
 	}
