@@ -195,7 +195,7 @@ func (call *callCmd) typed(ctx context.Context, c *apiclient.Client, values []gi
 		case g.isJSON:
 		case schema == nil:
 			// A list may be partial or not known yet; the node that holds the device has the last word.
-			value, err = guess(g.value)
+			value = guess(g.value)
 		default:
 			p := schema.InputSchema.Properties.find(g.key)
 			if p == nil {

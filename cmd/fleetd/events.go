@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/jsonspan"
 )
 
 type eventsCmd struct {
@@ -53,11 +54,7 @@ func (e *eventsCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error 
 func printEventJSON(a *app, event apiclient.Event) error {
 	data := json.RawMessage(event.Data)
 	if !json.Valid(data) {
-		text, err := jsonString(string(event.Data))
-		if err != nil {
-			return err
-		}
-		data = text
+		data = jsonspan.AppendString(nil, string(event.Data))
 	}
 	line, err := json.Marshal(struct {
 		ID   string          `json:"id,omitempty"`
@@ -75,23 +72,23 @@ func printEventJSON(a *app, event apiclient.Event) error {
 func printEvent(a *app, event apiclient.Event) error {
 	var at, device string
 	var rest []string
-	members, err := orderedMembers(event.Data)
-	if err != nil {
-		rest = []string{string(event.Data)}
-	}
-	for _, m := range members {
-		text := strings.Trim(string(m.value), `"`)
-		switch m.name {
+	walk := jsonspan.Object(event.Data)
+	for walk.Next() {
+		name, value := string(walk.Key()), string(walk.Value())
+		switch text := strings.Trim(value, `"`); name {
 		case "time":
 			at = text
 		case "device":
 			device = text
 		case "node", "session", "epoch", "seq", "type":
 		default:
-			rest = append(rest, m.name+"="+string(m.value))
+			rest = append(rest, name+"="+value)
 		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "%-24s  %-17s  %-10s  %s\n", cmp.Or(cleantext.Line(at), a.now().UTC().Format("2006-01-02T15:04:05.000Z")),
+	if walk.Err() != nil {
+		at, device, rest = "", "", []string{string(event.Data)}
+	}
+	_, err := fmt.Fprintf(a.stdout, "%-24s  %-17s  %-10s  %s\n", cmp.Or(cleantext.Line(at), a.now().UTC().Format("2006-01-02T15:04:05.000Z")),
 		cmp.Or(cleantext.Line(device), "-"), cleantext.Line(event.Type), cleantext.Line(string(safeJSON([]byte(strings.Join(rest, " "))))))
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 	"fleetd/internal/clock"
+	"fleetd/internal/jsonspan"
 	"fleetd/internal/timespan"
 )
 
@@ -166,12 +167,9 @@ func guessedArguments(document string, values []string) (json.RawMessage, error)
 		return nil, err
 	}
 	for _, g := range given {
-		value, err := json.RawMessage(g.value), error(nil)
+		value := json.RawMessage(g.value)
 		if !g.isJSON {
-			value, err = guess(g.value)
-		}
-		if err != nil {
-			return nil, err
+			value = guess(g.value)
 		}
 		arguments[g.key] = value
 	}
@@ -191,11 +189,7 @@ func (cmd *jobsMessageCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	kind, err := jsonString(cmd.Type)
-	if err != nil {
-		return err
-	}
-	message := map[string]json.RawMessage{"type": kind}
+	message := map[string]json.RawMessage{"type": jsonspan.AppendString(nil, cmd.Type)}
 	given, err := splitValues(cmd.Values)
 	if err != nil {
 		return err
@@ -203,9 +197,7 @@ func (cmd *jobsMessageCmd) Run(ctx context.Context, a *app) error {
 	for _, g := range given {
 		value := json.RawMessage(g.value)
 		if !g.isJSON { // the members of messages are texts
-			if value, err = jsonString(g.value); err != nil {
-				return err
-			}
+			value = jsonspan.AppendString(nil, g.value)
 		}
 		message[g.key] = value
 	}

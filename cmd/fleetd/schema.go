@@ -1,12 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
 	"math/big"
 	"slices"
 	"strings"
+
+	"fleetd/internal/jsonspan"
 )
 
 // tool is what the command line understands of a tool; everything else in it is left alone.
@@ -43,17 +43,17 @@ type properties []property
 
 // UnmarshalJSON reads the members of an object in order.
 func (p *properties) UnmarshalJSON(data []byte) error {
-	members, err := orderedMembers(data)
-	if err != nil {
-		return err
+	if string(data) == "null" {
+		return nil
 	}
-	for _, m := range members {
-		next := property{name: m.name}
+	walk := jsonspan.Object(data)
+	for walk.Next() {
+		next := property{name: string(walk.Key())}
 		// An argument this program cannot read is still an argument: its value is then passed as it is typed.
-		_ = json.Unmarshal(m.value, &next)
+		_ = json.Unmarshal(walk.Value(), &next)
 		*p = append(*p, next)
 	}
-	return nil
+	return walk.Err()
 }
 
 // typeNames is the "type" of a schema, a name or a list of names.
@@ -80,7 +80,7 @@ func (p properties) find(name string) *property {
 // value turns what was typed on the command line into JSON of the argument's type.
 func (p property) value(text string) (json.RawMessage, error) {
 	if len(p.Type) == 0 {
-		return guess(text)
+		return guess(text), nil
 	}
 	for _, name := range p.Type {
 		if value := asType(name, text); value != nil {
@@ -96,11 +96,11 @@ func (p property) value(text string) (json.RawMessage, error) {
 }
 
 // guess takes a value without a known type as JSON, and as text if it is none.
-func guess(text string) (json.RawMessage, error) {
+func guess(text string) json.RawMessage {
 	if json.Valid([]byte(text)) {
-		return json.RawMessage(text), nil
+		return json.RawMessage(text)
 	}
-	return jsonString(text)
+	return jsonspan.AppendString(nil, text)
 }
 
 // asType returns the text as JSON of the named type, or nil if it is none.
@@ -108,11 +108,7 @@ func asType(name, text string) json.RawMessage {
 	raw := []byte(strings.TrimSpace(text))
 	switch name {
 	case "string":
-		value, err := jsonString(text)
-		if err != nil {
-			return nil
-		}
-		return value
+		return jsonspan.AppendString(nil, text)
 	case "integer":
 		// Through big.Int, so that +5 and 007 become JSON and no digit is lost.
 		if n, ok := new(big.Int).SetString(string(raw), 10); ok {
@@ -140,49 +136,4 @@ func asType(name, text string) json.RawMessage {
 		}
 	}
 	return nil
-}
-
-// jsonString encodes text without the escapes that only HTML needs.
-func jsonString(text string) (json.RawMessage, error) {
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(text); err != nil {
-		return nil, fmt.Errorf("encode a text: %w", err)
-	}
-	return bytes.TrimSpace(out.Bytes()), nil
-}
-
-// member is one member of a JSON object.
-type member struct {
-	name  string
-	value json.RawMessage
-}
-
-// orderedMembers reads a JSON object in the order in which it is written; null has no members.
-func orderedMembers(object []byte) ([]member, error) {
-	decoder := json.NewDecoder(bytes.NewReader(object))
-	start, err := decoder.Token()
-	if err != nil {
-		return nil, fmt.Errorf("read an object: %w", err)
-	}
-	if start == nil {
-		return nil, nil
-	}
-	if start != json.Delim('{') {
-		return nil, fmt.Errorf("read an object: it starts with %v", start)
-	}
-	var members []member
-	for decoder.More() {
-		key, err := decoder.Token()
-		if err != nil {
-			return nil, fmt.Errorf("read an object: %w", err)
-		}
-		m := member{name: fmt.Sprint(key)}
-		if err := decoder.Decode(&m.value); err != nil {
-			return nil, fmt.Errorf("read an object: %w", err)
-		}
-		members = append(members, m)
-	}
-	return members, nil
 }

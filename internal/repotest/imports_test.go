@@ -153,7 +153,7 @@ var importRules = []rule{
 		never: []string{"database/sql", "fleetd/internal/fleet"},
 		why:   "images are kept and judged without knowing who sends them and who could get them"},
 	{pkg: "internal/espimage", may: []string{"internal/selector"}, why: "it reads files, and knows neither devices nor a store; selector has the rule of versions"},
-	{pkg: "cmd/fleetd", may: []string{"internal/espimage", "internal/firmware", "internal/preflight", "internal/api", "internal/jobs", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
+	{pkg: "cmd/fleetd", may: []string{"internal/espimage", "internal/jsonspan", "internal/firmware", "internal/preflight", "internal/api", "internal/jobs", "internal/cleantext", "internal/backup", "internal/datadir", "internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it; an exported audit it verifies itself, so that no node has to be trusted"},
 }
 
