@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/config"
 	"fleetd/internal/selector"
 )
 
@@ -84,7 +85,7 @@ func nearTo(ctx context.Context, c *apiclient.Client, name string) ([]api.Device
 	if page, err = devicePage(ctx, c, apiclient.Query{}, nearDevices); err != nil {
 		return nil, err
 	}
-	different := func(d api.Device) int { return distance(strings.ToLower(d.Name), strings.ToLower(name)) }
+	different := func(d api.Device) int { return config.Distance(strings.ToLower(d.Name), strings.ToLower(name)) }
 	page = slices.DeleteFunc(page, func(d api.Device) bool { return different(d) > mostDifferent })
 	slices.SortStableFunc(page, func(a, b api.Device) int { return different(a) - different(b) })
 	return page[:min(len(page), shownNear)], nil

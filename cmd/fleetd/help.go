@@ -12,6 +12,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"fleetd/internal/config"
 	"fleetd/internal/timespan"
 )
 
@@ -122,7 +123,7 @@ func suggestion(root *kong.Node, args []string) string {
 		if command.Name == args[0] {
 			return "" // the mistake is elsewhere
 		}
-		if d := distance(args[0], command.Name); d < least && d < len(command.Name) {
+		if d := config.Distance(args[0], command.Name); d < least && d < len(command.Name) {
 			best, least = command.Name, d
 		}
 	}
@@ -130,30 +131,4 @@ func suggestion(root *kong.Node, args []string) string {
 		return ""
 	}
 	return fmt.Sprintf(", did you mean %q?", best)
-}
-
-// distance is the number of letters to insert, delete, replace or swap with the next one that turn a into b
-// (optimal string alignment).
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			replaced := rows[i-1][j-1]
-			if a[i-1] != b[j-1] {
-				replaced++
-			}
-			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, replaced)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
 }

@@ -86,8 +86,9 @@ func fromEnvironment(environ []string) (map[string]string, error) {
 		case ok || isIgnored(name):
 		default:
 			candidates := slices.Concat(slices.Sorted(maps.Keys(known)), clientNames)
+			nearest := slices.MinFunc(candidates, func(a, b string) int { return Distance(name, a) - Distance(name, b) })
 			return nil, fmt.Errorf("the environment variable %s is not a setting of fleetd; the nearest one is %s (remove it, or see fleetd serve --help)",
-				name, nearest(name, candidates))
+				name, nearest)
 		}
 	}
 	return given, nil
@@ -98,36 +99,30 @@ func isIgnored(name string) bool {
 		slices.ContainsFunc(ignoredPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// nearest returns the candidate with the smallest edit distance, the first of equals.
-func nearest(name string, candidates []string) string {
-	best, bestDistance := "", 0
-	for _, candidate := range candidates {
-		if d := levenshtein(name, candidate); best == "" || d < bestDistance {
-			best, bestDistance = candidate, d
-		}
+// Distance is the number of letters to insert, delete, replace or swap with the next one that turn a into b
+// (optimal string alignment).
+func Distance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
 	}
-	return best
-}
-
-// levenshtein counts the insertions, deletions and replacements of bytes that turn a into b.
-func levenshtein(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	for j := range rows[0] {
+		rows[0][j] = j
 	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			replaced := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				replaced++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, replaced)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }
 
 // systemTimezone finds the IANA name of this machine's zone, which Go itself does not tell ([time.Local] is called
