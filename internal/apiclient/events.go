@@ -154,7 +154,8 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 	}
 }
 
-// eventReader decodes the text/event-stream format of the HTML standard, section 9.2.6.
+// eventReader decodes the text/event-stream format of the HTML standard, section 9.2.6, as nodes write it: lines end in LF,
+// and no byte order mark comes first.
 type eventReader struct {
 	lines *bufio.Scanner
 	// longest is what the data of one event may have, in bytes.
@@ -163,15 +164,12 @@ type eventReader struct {
 	id string
 	// retry is the waiting time the server asked for, or 0.
 	retry time.Duration
-	// start is true until the first line, which may begin with a byte order mark.
-	start bool
 }
 
 func newEventReader(r io.Reader, id string, longest int) *eventReader {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, longest)
-	lines.Split((&lineSplitter{}).split)
-	return &eventReader{lines: lines, longest: longest, id: id, start: true}
+	return &eventReader{lines: lines, longest: longest, id: id}
 }
 
 // next returns the next complete event; one that the end of the stream cuts off is dropped.
@@ -181,10 +179,6 @@ func (r *eventReader) next() (Event, error) {
 	id, hasID, hasData := r.id, false, false
 	for r.lines.Scan() {
 		line := r.lines.Bytes()
-		if r.start {
-			line = bytes.TrimPrefix(line, []byte("\uFEFF"))
-			r.start = false
-		}
 		if len(line) == 0 {
 			r.id = id
 			if !hasData {
@@ -227,25 +221,4 @@ func (r *eventReader) next() (Event, error) {
 		return Event{}, err
 	}
 	return Event{}, io.EOF
-}
-
-// lineSplitter cuts lines at LF, CR or CRLF. A CR ends its line at once, without waiting for the byte after it, which
-// may be minutes away; an LF that then follows is skipped.
-type lineSplitter struct{ afterCR bool }
-
-func (s *lineSplitter) split(data []byte, _ bool) (advance int, line []byte, err error) {
-	skipped := 0
-	if s.afterCR && len(data) > 0 {
-		s.afterCR = false
-		if data[0] == '\n' {
-			skipped, data = 1, data[1:]
-		}
-	}
-	end := bytes.IndexAny(data, "\r\n")
-	if end < 0 {
-		// An unfinished last line belongs to an unfinished event and is not delivered.
-		return skipped, nil, nil
-	}
-	s.afterCR = data[end] == '\r'
-	return skipped + end + 1, data[:end], nil
 }
