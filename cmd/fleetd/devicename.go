@@ -64,7 +64,7 @@ func deviceID(ctx context.Context, c *apiclient.Client, name string, former bool
 	case former && problem.Code == "device_unknown": // what is no id is a bad request
 		return name, nil
 	case len(page) > 1:
-		return "", exitError{fmt.Errorf("several devices are called %q: %s; give the id of one (`fleetd devices %s` lists them)", name, namesText(page), shellWord(called)), exitRefused}
+		return "", exitError{fmt.Errorf("several devices are called %q: %s; give the id of one (`fleetd devices %s` lists them)", name, namesText(page), quoted(called)), exitRefused}
 	}
 	near, nearErr := nearTo(ctx, c, name)
 	if nearErr != nil {
@@ -105,6 +105,3 @@ func namesText(list []api.Device) string {
 	}
 	return strings.Join(texts, ", ")
 }
-
-// shellWord quotes a text as one word of a shell.
-func shellWord(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
@@ -150,8 +149,8 @@ var deviceColumns = []string{"id", "name", "state", "offline_reason", "offline_s
 	"tools", "catalog_state", "first_seen", "last_seen", "labels"}
 
 func deviceCells(d api.Device) []string {
-	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, csvTime(d.OfflineSince.Time), d.Transport, d.Node, d.Board, d.Firmware,
-		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, csvTime(d.FirstSeen.Time), csvTime(d.LastSeen.Time), labelsText(d.Labels)}
+	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, utcText(d.OfflineSince), d.Transport, d.Node, d.Board, d.Firmware,
+		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, utcText(d.FirstSeen), utcText(d.LastSeen), labelsText(d.Labels)}
 	for i, cell := range cells {
 		cells[i] = csvCell(cell)
 	}
@@ -165,13 +164,6 @@ func csvCell(text string) string {
 		return "'" + text
 	}
 	return text
-}
-
-func csvTime(at time.Time) string {
-	if at.IsZero() {
-		return ""
-	}
-	return at.UTC().Format(time.RFC3339)
 }
 
 // labelsText returns labels in the notation of selections, in order of key.

@@ -124,17 +124,12 @@ func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 		if k.Grant != nil {
 			name += " of " + k.Grant.Host
 		}
-		return []string{k.ID, name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)}
+		return []string{k.ID, name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires)}
 	}, nil, "keys")
 }
 
 // expiry is when a key ends.
-func expiry(at time.Time) string {
-	if at.IsZero() {
-		return "never"
-	}
-	return at.UTC().Format(time.RFC3339)
-}
+func expiry(at api.Time) string { return cmp.Or(utcText(at), "never") }
 
 type keysShowCmd struct {
 	Key string `arg:"" optional:"" help:"Id or name of a key; without it, the one that belongs to the token in use."`
@@ -146,7 +141,7 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 	if cmd.Key == "" {
 		return printAnswer(ctx, a, c, cmd.JSON, func(self api.Self) error {
 			return aligned(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
-				{"Devices", cmp.Or(self.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires.Time)}}, 0)
+				{"Devices", cmp.Or(self.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires)}}, 0)
 		}, nil, "self")
 	}
 	found, err := findKey(ctx, c, cmd.Key)
@@ -159,7 +154,7 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app, c *apiclient.Client) er
 	k := found.Value
 	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
 		{"Devices", cmp.Or(k.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
-		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires.Time)}}
+		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires)}}
 	if g := k.Grant; g != nil {
 		host := g.Host
 		if g.Registered {
