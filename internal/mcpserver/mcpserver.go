@@ -121,7 +121,6 @@ type Server struct {
 	subscriptions *subscriptions
 	toolLists     *toolLists
 	notifier      *notifier
-	policyChanged chan struct{} // capacity 1: the policy has changed
 	sseStreams    sseStreams
 	stats         Stats
 
@@ -139,7 +138,7 @@ type endpoint struct {
 
 // New returns a running server; Close ends it.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, log: opt.Log, index: newLRU[devices.Hash, *toolIndex](maxIndexes), history: newHistory(), subscriptions: newSubscriptions(), sseStreams: sseStreams{byID: map[string]*sseStream{}}, policyChanged: make(chan struct{}, 1)}
+	s := &Server{opt: opt, log: opt.Log, index: newLRU[devices.Hash, *toolIndex](maxIndexes), history: newHistory(), subscriptions: newSubscriptions(), sseStreams: sseStreams{byID: map[string]*sseStream{}}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.notifier = newNotifier(s.ctx)
 	s.wordIndex = newWordIndex(s)
@@ -150,7 +149,6 @@ func New(opt Options) *Server {
 	s.tasks.Go(func() { s.watch.follow(s.ctx) })
 	s.tasks.Go(func() { s.watch.deliver(s.ctx) })
 	s.tasks.Go(s.sweep)
-	s.tasks.Go(s.recheckLists)
 	return s
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/tasks"
 )
 
 // sessions records the owners of sessions and requests, limits their numbers, and ends
@@ -398,9 +397,7 @@ func (s *sessions) endAll() {
 }
 
 // sweep ends the sessions and streams of keys that were revoked or have expired, ends
-// all of them when the node stops, and detects policy changes. It never blocks: the
-// lists of sessions are compared elsewhere, since that sends a request to other nodes
-// for most sessions.
+// all of them when the node stops, and detects policy changes. It never blocks.
 func (s *Server) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -418,24 +415,12 @@ func (s *Server) sweep() {
 			s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 			if g := s.opt.Service.Guard(); g != guard {
 				guard = g
-				tasks.Signal(s.policyChanged)
+				s.tasks.Go(func() { s.toolLists.recheck("") }) // asks other nodes for most sessions
 			}
 			if !drained && s.opt.Draining() {
 				drained = true
 				s.sessions.drain()
 			}
-		}
-	}
-}
-
-// recheckLists notifies sessions whose list of tools a policy change has altered.
-func (s *Server) recheckLists() {
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-s.policyChanged:
-			s.toolLists.recheck("")
 		}
 	}
 }
