@@ -16,7 +16,6 @@ import (
 	"net/netip"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 
@@ -57,11 +56,8 @@ var (
 	styleSpace   = regexp.MustCompile(`\s*([{};,])\s*|(:) `)
 )
 
-// Placeholders in index.html.
-const (
-	placeholderStatic  = "{{static}}"           // becomes the path of the files, without a slash at its end
-	placeholderModules = "<!-- {{modules}} -->" // becomes a modulepreload link for each module
-)
+// placeholder in index.html becomes the path of the files, without a slash at its end.
+const placeholder = "{{static}}"
 
 // policy forbids what a page needs in order to run a device's text as a script: inline scripts,
 // inline styles, and strings that become markup (Trusted Types).
@@ -116,7 +112,6 @@ func newPages(source fs.FS) (*pages, error) {
 	index := content["index.html"]
 	delete(content, "index.html")
 	p := &pages{static: map[string]precompressed.Answer{}}
-	var preload bytes.Buffer
 	for name, body := range content {
 		if name == styles {
 			body = styleSpace.ReplaceAll(styleComment.ReplaceAll(body, nil), []byte("$1$2"))
@@ -127,13 +122,7 @@ func newPages(source fs.FS) (*pages, error) {
 		}
 		p.static[root+"/"+name] = precompressed.New(contentType, body)
 	}
-	for _, name := range slices.Sorted(maps.Keys(content)) { // nodes of one version have the same index
-		if path.Ext(name) == ".js" && name != later {
-			fmt.Fprintf(&preload, `<link rel="modulepreload" href="%s/%s">`+"\n", root, name)
-		}
-	}
-	index = bytes.Replace(index, []byte(placeholderModules), bytes.TrimSuffix(preload.Bytes(), []byte("\n")), 1)
-	p.index = precompressed.New("text/html; charset=utf-8", bytes.ReplaceAll(index, []byte(placeholderStatic), []byte(root)))
+	p.index = precompressed.New("text/html; charset=utf-8", bytes.ReplaceAll(index, []byte(placeholder), []byte(root)))
 	return p, nil
 }
 
