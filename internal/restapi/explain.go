@@ -8,18 +8,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
-	"fleetd/internal/selector"
 )
-
-// Explainer answers why a device or a call is as it is. Errors are *devices.Error.
-type Explainer interface {
-	Device(ctx context.Context, by access.Principal, id devices.ID) (api.Why, error)
-	Log(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, after devices.LogPosition, limit int) (api.Log, error)
-	Call(ctx context.Context, by access.Principal, call string) (api.RecordedCall, error)
-	ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error)
-	Refusals(ctx context.Context, by access.Principal, after devices.LogPosition, limit int) (api.Log, error)
-	Offline(ctx context.Context, by access.Principal, sel selector.Selector, after string, limit int) (api.OfflineCauses, error)
-}
 
 type offlineInput struct {
 	Page

@@ -32,9 +32,11 @@ import (
 	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/explain"
 	"fleetd/internal/fleet"
 	"fleetd/internal/precompressed"
 	"fleetd/internal/stats"
+	"fleetd/internal/trace"
 )
 
 // QueueLimits of requests.
@@ -88,13 +90,6 @@ type Archive interface {
 	AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error)
 }
 
-// Stats answers queries of figures over time.
-type Stats interface {
-	// Query adds up what the nodes have of a range, or what one has that is named; known is false if there is no
-	// node with that name.
-	Query(ctx context.Context, q stats.Range, node string) (a stats.Answer, known bool, err error)
-}
-
 // Options of a Server. All fields are required but AuthNone, Console and Dir.
 type Options struct {
 	Service *fleet.Service
@@ -111,9 +106,9 @@ type Options struct {
 	Attest    *attest.List
 	Archive   Archive
 	Jobs      Jobs
-	Stats     Stats
-	Explainer Explainer
-	Tracer    Tracer
+	Stats     *stats.Fleet
+	Explainer *explain.Explainer
+	Tracer    *trace.Tracer
 	Webhooks  Webhooks
 	Firmware  Firmware
 	// MaxFirmware is how many bytes a firmware file may have.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -16,16 +15,6 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/timespan"
 )
-
-// Tracer shows the messages of devices. Errors are *devices.Error.
-type Tracer interface {
-	// Get returns the trace of a device. The others act on the one that was looked up and judged, and on no later one:
-	// Start gets the id of the one it replaces.
-	Get(id devices.ID) (running api.Trace, owner string, ok bool)
-	Start(ctx context.Context, id devices.ID, replaces, owner string, payload bool, lasts time.Duration) (api.Trace, error)
-	Follow(ctx context.Context, running api.Trace, deliver func(entry []byte) error) error
-	End(ctx context.Context, running api.Trace) bool
-}
 
 // Actions of traces in the audit log.
 const (
