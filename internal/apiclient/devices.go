@@ -89,11 +89,6 @@ func ifTrue(is bool) string {
 	return ""
 }
 
-// ExplainDevice returns why a device is as it is.
-func (c *Client) ExplainDevice(ctx context.Context, device string) (api.Why, error) {
-	return Get[api.Why](ctx, c, nil, "devices", device, "explain")
-}
-
 // ExplainCall returns why a call ended as it did.
 func (c *Client) ExplainCall(ctx context.Context, call string) (api.Why, error) {
 	return Get[api.Why](ctx, c, nil, "calls", call, "explain")
@@ -120,16 +115,6 @@ func IdempotencyKey(key string) http.Header {
 		return nil
 	}
 	return http.Header{"Idempotency-Key": {key}}
-}
-
-// CreateJob creates a job. With a key that was used with the same job before, it returns that one.
-func (c *Client) CreateJob(ctx context.Context, job api.NewJob, key string) (api.Job, error) {
-	return Send[api.Job](ctx, c, Request{Method: http.MethodPost, Path: []string{"jobs"}, Body: job, Header: IdempotencyKey(key)})
-}
-
-// DoJob applies a verb: pause with a reason, resume, cancel, retry with outcomes, or advance.
-func (c *Client) DoJob(ctx context.Context, id, verb, reason string, outcomes []string) (api.Job, error) {
-	return Send[api.Job](ctx, c, JobVerb(id, verb, reason, outcomes))
 }
 
 // CreateWebhook creates a webhook.

@@ -76,7 +76,7 @@ func (w *jobWork) meddle(ctx context.Context) {
 		if j, err := w.job(ctx, id); err != nil || j.State == "halted" && j.Spec.Stop != nil {
 			return // its harm is counted
 		}
-		if _, err := w.nodes[w.random.IntN(len(w.nodes))].DoJob(ctx, id, verb, "", nil); err == nil {
+		if _, err := w.nodes[w.random.IntN(len(w.nodes))].DoJob(ctx, id, verb); err == nil {
 			w.verbs[verb]++
 		}
 		return

@@ -1,6 +1,7 @@
 package fleettest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/clock"
 	"fleetd/internal/durable"
@@ -153,4 +155,14 @@ func (c *Cluster) AwaitReady(t testing.TB, count int, limit time.Duration) {
 // Volume calls the tool that every simulated device has.
 func (n *Node) Volume(t testing.TB, id string, timeout time.Duration) (apiclient.CallResult, error) {
 	return n.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: timeout})
+}
+
+// CreateJob creates a job. With a key that was used with the same job before, it returns that one.
+func (n *Node) CreateJob(ctx context.Context, job api.NewJob, key string) (api.Job, error) {
+	return apiclient.Send[api.Job](ctx, n.Client, apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: job, Header: apiclient.IdempotencyKey(key)})
+}
+
+// DoJob applies a verb to a job.
+func (n *Node) DoJob(ctx context.Context, id, verb string) (api.Job, error) {
+	return apiclient.Send[api.Job](ctx, n.Client, apiclient.JobVerb(id, verb, "", nil))
 }

@@ -48,7 +48,7 @@ func TestConsoleAcrossNodes(t *testing.T) {
 			return err == nil && self.Key == parent.ID && self.Through == key.ID
 		})
 	}
-	job, err := with(c.Nodes[2], key.Token).CreateJob(t.Context(), api.NewJob{JobSpec: api.JobSpec{Select: "device=*", Action: api.JobAction{Call: &api.JobCall{Tool: status}}}}, "")
+	job, err := apiclient.Send[api.Job](t.Context(), with(c.Nodes[2], key.Token), apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: api.NewJob{JobSpec: api.JobSpec{Select: "device=*", Action: api.JobAction{Call: &api.JobCall{Tool: status}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

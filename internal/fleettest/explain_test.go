@@ -212,7 +212,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	limited := asked.limitedTo(t, "device="+id(first))
 	explained(limited, id(first), 20*time.Second, "gone")
 	for _, device := range []string{id(first + 1), id(rotated)} {
-		_, explainErr := limited.ExplainDevice(t.Context(), device)
+		_, explainErr := apiclient.Get[api.Why](t.Context(), limited.Client, nil, "devices", device, "explain")
 		_, logErr := apiclient.Get[api.Log](t.Context(), limited.Client, apiclient.Query{"limit": "10"}, "devices", device, "log")
 		_, traceErr := limited.StartTrace(t.Context(), device, api.NewTrace{})
 		_, callErr := limited.ExplainCall(t.Context(), lastCall)
@@ -237,7 +237,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	}
 	// A node that does not answer is named, and one that is lost is a cause.
 	seen.Kill(t)
-	if e, err := asked.ExplainDevice(t.Context(), id(lost)); err != nil || !slices.Contains(e.Missing, "node-2") {
+	if e, err := apiclient.Get[api.Why](t.Context(), asked.Client, nil, "devices", id(lost), "explain"); err != nil || !slices.Contains(e.Missing, "node-2") {
 		t.Errorf("with a node that was killed: %+v, %v", e, err)
 	}
 	explained(asked, id(lost), 60*time.Second, "node_lost")
@@ -333,7 +333,7 @@ func (n *Node) explained(t testing.TB, device string, limit time.Duration, want 
 	t.Helper()
 	for deadline := time.Now().Add(scaledWait(limit)); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		var err error
-		if last, err = n.ExplainDevice(t.Context(), device); err == nil && slices.Contains(want, last.Cause) {
+		if last, err = apiclient.Get[api.Why](t.Context(), n.Client, nil, "devices", device, "explain"); err == nil && slices.Contains(want, last.Cause) {
 			t.Logf("%-17s %-17s %s", device, last.Cause, last.Sentence)
 			return last
 		}
@@ -373,7 +373,7 @@ func TestManyOfflineDevicesAreExplained(t *testing.T) {
 	one := "02:e9:00:00:00:07"
 	all := fmt.Sprintf("%d others with the address 127.0.0.1 went away within 5 s of it: look at the network, not the device", together-1)
 	asked.Await(t, "the others are counted", 30*time.Second, func() bool {
-		e, err := asked.ExplainDevice(t.Context(), one)
+		e, err := apiclient.Get[api.Why](t.Context(), asked.Client, nil, "devices", one, "explain")
 		return err == nil && e.Cause == "gone" && strings.Contains(e.Sentence, all)
 	})
 	begun := time.Now()

@@ -61,7 +61,7 @@ func TestJobEvents(t *testing.T) {
 	}
 	first := node.awaitJobEvents(t, apiclient.EventOptions{After: "0"}, func(e jobEvent) bool { return e.Type == "task" })
 	for _, verb := range []string{"pause", "resume", "advance"} {
-		if _, err := node.DoJob(t.Context(), j.ID, verb, "", nil); err != nil {
+		if _, err := node.DoJob(t.Context(), j.ID, verb); err != nil {
 			t.Fatal(err)
 		}
 		if verb == "pause" {

@@ -86,9 +86,9 @@ func (a *jobAccount) resume(ctx context.Context) int {
 		case !j.EndedAt.IsZero():
 			delete(a.open, id)
 		case j.State == "halted" && j.Spec.Stop != nil:
-			_, _ = a.nodes[0].DoJob(ctx, id, "cancel", "", nil) // it is tried again
+			_, _ = a.nodes[0].DoJob(ctx, id, "cancel") // it is tried again
 		case j.State == "halted" || j.State == "paused":
-			_, _ = a.nodes[0].DoJob(ctx, id, "resume", "", nil) // it is tried again
+			_, _ = a.nodes[0].DoJob(ctx, id, "resume") // it is tried again
 		}
 	}
 	return len(a.open)

@@ -88,7 +88,7 @@ func TestRightsAtTheBeginning(t *testing.T) {
 		marker := fmt.Sprint("m", len(a.all))
 		spec := markedJob(marker, device)
 		spec.Action.Call.Tool = tool
-		j, err := client.CreateJob(t.Context(), spec, "")
+		j, err := apiclient.Send[api.Job](t.Context(), client, apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: spec})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestMinuteJob(t *testing.T) {
 		j, err := node.Job(t.Context(), job)
 		return err == nil && j.Counts.OK == 1
 	})
-	j, err := node.DoJob(t.Context(), job, "cancel", "", nil)
+	j, err := node.DoJob(t.Context(), job, "cancel")
 	if c := j.Counts; err != nil || c.OK != 1 || c.Superseded != 1 || c.Total != 2 || j.Missed != 0 {
 		t.Errorf("%+v, %v", j, err)
 	}

@@ -430,7 +430,7 @@ func (w *world) happens(t testing.TB, room string, d *device, outsider *apiclien
 	}
 	w.mark(room, "call", problemCall(err))
 	note := w.mark(room, "note", "mark"+room+"note")
-	job, err := owner.CreateJob(ctx, api.NewJob{JobSpec: api.JobSpec{Select: "room=" + room, Note: note, Action: api.JobAction{Call: &api.JobCall{Tool: status}}}}, "")
+	job, err := apiclient.Send[api.Job](ctx, owner, apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: api.NewJob{JobSpec: api.JobSpec{Select: "room=" + room, Note: note, Action: api.JobAction{Call: &api.JobCall{Tool: status}}}}})
 	must(err)
 	tools, err := w.node.Tools(ctx, id, true)
 	must(err)
@@ -541,8 +541,8 @@ func newWorld(t *testing.T) *world {
 		}
 		key.own = map[string]string{"device": roomDevice(key.rooms[0], 17+i), "webhook": hook.ID, "tool": status}
 		key.own["client"] = w.clientOf(t, key.own["device"])
-		job, err := client.CreateJob(t.Context(), api.NewJob{JobSpec: api.JobSpec{Devices: []string{key.own["device"]}, Action: api.JobAction{Call: &api.JobCall{Tool: status}},
-			Stages: []api.JobStage{{OK: api.Amount{Number: 1}}, {OK: api.Amount{Percent: 100}}}}}, "")
+		job, err := apiclient.Send[api.Job](t.Context(), client, apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: api.NewJob{JobSpec: api.JobSpec{Devices: []string{key.own["device"]}, Action: api.JobAction{Call: &api.JobCall{Tool: status}},
+			Stages: []api.JobStage{{OK: api.Amount{Number: 1}}, {OK: api.Amount{Percent: 100}}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
