@@ -22,7 +22,7 @@ const (
 	resolveFor       = 30 * time.Second
 	// receiveBuffer keeps the system from taking much more than a device has read: a server counts it as received. A chip has
 	// 5,760 bytes (CONFIG_LWIP_TCP_WND_DEFAULT), with which Linux would delay each window on the loopback.
-	receiveBuffer = 16 << 10
+	receiveBuffer = 32 << 10
 )
 
 // dialer opens the TCP and TLS connections of all devices. It is safe for concurrent use.
@@ -61,17 +61,13 @@ func (d *dialer) dial(ctx context.Context, index int, u deviceURL) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	nd := net.Dialer{Timeout: dialTimeout, KeepAlive: -1}
+	nd := net.Dialer{Timeout: dialTimeout, KeepAlive: -1, Control: asOnAChip}
 	if source := loopbackSource(addr, index); source.IsValid() {
 		nd.LocalAddr = &net.TCPAddr{IP: source.AsSlice()}
-		nd.Control = bindWithoutPort
 	}
 	conn, err := nd.DialContext(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(u.port)))
 	if err != nil {
 		return nil, err
-	}
-	if err := conn.(*net.TCPConn).SetReadBuffer(receiveBuffer); err != nil {
-		return nil, errors.Join(err, conn.Close())
 	}
 	if !u.secure {
 		return conn, nil

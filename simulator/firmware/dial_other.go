@@ -4,5 +4,5 @@ package firmware
 
 import "syscall"
 
-// bindWithoutPort does nothing where the kernel has no option for it.
-func bindWithoutPort(_, _ string, _ syscall.RawConn) error { return nil }
+// asOnAChip does nothing where the kernel has no option for it.
+func asOnAChip(_, _ string, _ syscall.RawConn) error { return nil }
