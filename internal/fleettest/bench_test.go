@@ -44,7 +44,7 @@ func open(t *testing.T) *bench {
 	}
 	log := slog.New(slog.DiscardHandler)
 	b := &bench{Ports: devicetest.New(), mint: mint}
-	if b.udp, err = udpaudio.Listen(context.Background(), "127.0.0.1:0", log); err != nil {
+	if b.udp, err = udpaudio.Listen("127.0.0.1:0", log); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.udp.Close)

@@ -81,7 +81,7 @@ func newBenchWith(t *testing.T, cfg fleet.Config) *bench {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	udp, err := udpaudio.Listen(t.Context(), "127.0.0.1:0", log)
+	udp, err := udpaudio.Listen("127.0.0.1:0", log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -46,11 +45,11 @@ func (l *listeners) open(flag, address string) (net.Listener, error) {
 }
 
 // openAudio opens the UDP socket for audio.
-func (l *listeners) openAudio(ctx context.Context, address string) (*udpaudio.Table, error) {
+func (l *listeners) openAudio(address string) (*udpaudio.Table, error) {
 	var table *udpaudio.Table
 	err := l.choose("udp-listen", address, func(address string) (net.Addr, error) {
 		var err error
-		if table, err = udpaudio.Listen(ctx, address, l.log); err != nil {
+		if table, err = udpaudio.Listen(address, l.log); err != nil {
 			return nil, err
 		}
 		return net.UDPAddrFromAddrPort(table.Addr()), nil

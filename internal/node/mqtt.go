@@ -52,7 +52,7 @@ func (m *mqttSide) metrics(r *counters.Registry) {
 }
 
 // startMQTT starts the MQTT side, unless it is off.
-func (n *node) startMQTT(ctx context.Context) error {
+func (n *node) startMQTT() error {
 	m := &mqttSide{}
 	if n.cfg.GatewaySignatureKey != "" {
 		var err error
@@ -65,7 +65,7 @@ func (n *node) startMQTT(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if m.audio, err = n.listeners.openAudio(context.WithoutCancel(ctx), n.cfg.UDPListen); err != nil {
+	if m.audio, err = n.listeners.openAudio(n.cfg.UDPListen); err != nil {
 		return err
 	}
 	n.onStop(m.audio.Close)

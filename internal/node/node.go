@@ -429,7 +429,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.startMQTT(ctx); err != nil {
+	if err := n.startMQTT(); err != nil {
 		return err
 	}
 	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none", Failures: n.failures["device-listen"],

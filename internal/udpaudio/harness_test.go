@@ -218,7 +218,7 @@ func (w *world) story() string { return story(w.table.Stats()) }
 
 func story(s *Stats) string {
 	counts := map[string]uint64{
-		"released": s.Released.Load(), "discarded": s.Discarded.Load(), "confirmed": s.Confirmed.Load(), "moves": s.Moves.Load(),
+		"released": s.Released.Load(), "discarded": s.Discarded.Load(), "moves": s.Moves.Load(),
 	}
 	for v := range Verdicts {
 		counts[v.String()] = s.Packets(v)

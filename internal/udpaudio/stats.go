@@ -30,12 +30,7 @@ var verdictNames = [Verdicts]string{
 }
 
 // String returns the name for metrics.
-func (v Verdict) String() string {
-	if v >= Verdicts {
-		return "unknown"
-	}
-	return verdictNames[v]
-}
+func (v Verdict) String() string { return verdictNames[v] }
 
 // Stats contains the counters of a Table. They can be read at any time.
 type Stats struct {
@@ -44,9 +39,7 @@ type Stats struct {
 	Channels   atomic.Int64  // open now
 	Released   atomic.Uint64 // held frames delivered to the Receiver
 	Discarded  atomic.Uint64 // held frames dropped
-	Confirmed  atomic.Uint64 // addresses proven, including later ones of a channel
 	Moves      atomic.Uint64 // proven addresses that replaced another
-	Silent     atomic.Uint64 // calls of Receiver.Silent
 	Sent       atomic.Uint64 // packets written to the socket
 	SendErrors atomic.Uint64 // packets that the socket refused: ENOBUFS, EAGAIN, ICMP errors
 	ReadErrors atomic.Uint64

@@ -25,17 +25,13 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/envelope"
 	"fleetd/internal/tasks"
 )
-
-// DefaultAddr is where a Table listens by default: all addresses, IPv4 and IPv6. The
-// device supports IPv4 only (esp-ml307 esp_udp.cc).
-const DefaultAddr = ":8884"
 
 // Limits of a Table.
 const (
@@ -95,9 +91,8 @@ type Table struct {
 	stats    Stats
 
 	shards [shards]shard
-	once   sync.Once
-	closed atomic.Bool
-	done   chan struct{}
+	ctx    context.Context // ends with Close
+	stop   context.CancelFunc
 	tasks  sync.WaitGroup
 }
 
@@ -107,7 +102,8 @@ type shard struct {
 }
 
 func newTable(log *slog.Logger) *Table {
-	t := &Table{log: log, done: make(chan struct{})}
+	t := &Table{log: log}
+	t.ctx, t.stop = context.WithCancel(context.Background())
 	for i := range t.shards {
 		t.shards[i].channels = map[uint32]*Channel{}
 	}
@@ -115,22 +111,14 @@ func newTable(log *slog.Logger) *Table {
 	return t
 }
 
-// Listen opens the socket at addr, "host:port" or "" for DefaultAddr, and returns a running
-// Table. It runs until Close, or until ctx ends.
-func Listen(ctx context.Context, addr string, log *slog.Logger) (*Table, error) {
-	if addr == "" {
-		addr = DefaultAddr
-	}
-	var config net.ListenConfig
-	packets, err := config.ListenPacket(ctx, "udp", addr)
+// Listen opens the socket at addr, "host:port", and returns a Table that runs until Close. The device supports IPv4 only
+// (esp-ml307 esp_udp.cc).
+func Listen(addr string, log *slog.Logger) (*Table, error) {
+	packets, err := net.ListenPacket("udp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("udpaudio: %w", err)
 	}
-	conn, ok := packets.(*net.UDPConn)
-	if !ok {
-		_ = packets.Close()
-		return nil, fmt.Errorf("udpaudio: %s is not a UDP address", addr)
-	}
+	conn := packets.(*net.UDPConn)
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		_ = conn.Close()
@@ -144,18 +132,13 @@ func Listen(ctx context.Context, addr string, log *slog.Logger) (*Table, error) 
 	if err := t.enableLocalAddress(); err != nil {
 		log.Warn("cannot set the source address of UDP packets; if this host has several addresses, listen on one of them", "error", err)
 	}
-	stop := context.AfterFunc(ctx, t.shut)
-	t.tasks.Go(func() { defer stop(); t.read() })
+	t.tasks.Go(t.read)
 	t.tasks.Go(t.sweeper)
 	return t, nil
 }
 
 func localAddr(conn *net.UDPConn) netip.AddrPort {
-	local, ok := conn.LocalAddr().(*net.UDPAddr)
-	if !ok {
-		return netip.AddrPort{}
-	}
-	addr := local.AddrPort()
+	addr := conn.LocalAddr().(*net.UDPAddr).AddrPort()
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
@@ -168,21 +151,14 @@ func (t *Table) Stats() *Stats { return &t.stats }
 // Close closes all channels and waits for the table's goroutines. It must not be called
 // from a Receiver.
 func (t *Table) Close() {
-	t.shut()
-	t.tasks.Wait()
-}
-
-func (t *Table) shut() {
-	t.once.Do(func() {
-		t.closed.Store(true)
-		close(t.done)
-		_ = t.conn.Close() // cannot be closed twice
-		for i := range t.shards {
-			for _, c := range t.shards[i].list(nil) {
-				c.Close()
-			}
+	t.stop()
+	_ = t.conn.Close() // fails if it is closed already
+	for i := range t.shards {
+		for _, c := range t.shards[i].list(nil) {
+			c.Close()
 		}
-	})
+	}
+	t.tasks.Wait()
 }
 
 // list appends the channels of s to dst.
@@ -233,7 +209,7 @@ func (t *Table) add(c *Channel) (bool, error) {
 	s := t.shard(c.ssrc)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t.closed.Load() { // set before shut lists the channels
+	if t.ctx.Err() != nil { // set before Close lists the channels
 		return false, ErrClosed
 	}
 	if s.channels[c.ssrc] != nil {
@@ -278,12 +254,8 @@ func (t *Table) read() {
 		if failed++; failed == maxReadErrors {
 			t.log.Warn("cannot read from the UDP socket; trying again", "error", err)
 		}
-		if failed >= maxReadErrors {
-			select {
-			case <-time.After(readRetry):
-			case <-t.done:
-				return
-			}
+		if failed >= maxReadErrors && !clock.Sleep(t.ctx, readRetry) {
+			return
 		}
 	}
 }
@@ -339,7 +311,6 @@ func (r *reader) handle(b []byte, from netip.AddrPort, now time.Time) {
 
 // apply counts a change of address and delivers the frames held for it.
 func (t *Table) apply(c *Channel, ch *change) {
-	t.stats.Confirmed.Add(1)
 	t.stats.Released.Add(uint64(len(ch.released)))
 	t.stats.Discarded.Add(uint64(ch.discarded))
 	if ch.moved {
@@ -358,7 +329,7 @@ func (t *Table) sweeper() {
 	var list []*Channel
 	for {
 		select {
-		case <-t.done:
+		case <-t.ctx.Done():
 			return
 		case now := <-tick.C:
 			for i := range t.shards { // one shard at a time, so that the reader is not delayed
@@ -376,7 +347,6 @@ func (t *Table) sweep(c *Channel, now time.Time) {
 	tried, silent, discarded := c.sweep(now)
 	t.stats.Discarded.Add(uint64(discarded))
 	if silent {
-		t.stats.Silent.Add(1)
 		c.receiver.ReportNoAudio(tried)
 	}
 }
