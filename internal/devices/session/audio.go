@@ -230,7 +230,7 @@ func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 }
 
 // Firmware implements speech.Line.
-func (e *entry) Firmware() string { return e.stored.Load().facts.Firmware }
+func (e *entry) Firmware() string { return e.stored.Load().facts.Value().Firmware }
 
 // IsBusy implements speech.Line.
 func (e *entry) IsBusy() bool {

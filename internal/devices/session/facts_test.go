@@ -21,7 +21,7 @@ func TestStored(t *testing.T) {
 		if got := all[i].device(); got.ClientID != "c1" || got.Admission != devices.AdmissionMember || !got.CheckedAt.IsZero() || !got.FirstSeen.IsZero() {
 			t.Errorf("before its row: %+v", got)
 		}
-		all[i].store(&d, &h.facts)
+		all[i].store(&d)
 		if got := all[i].device(); !reflect.DeepEqual(got, d) {
 			t.Errorf("%+v, want %+v", got, d)
 		}

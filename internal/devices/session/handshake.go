@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unique"
 
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
@@ -188,7 +189,7 @@ func (x *Session) initialize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reported := s.table.facts.get(devices.Facts{Board: devices.Clip(info.Name), Firmware: devices.Clip(info.Version)})
+	reported := unique.Make(devices.Facts{Board: devices.Clip(info.Name), Firmware: devices.Clip(info.Version)})
 	x.mu.Lock()
 	if x.initialized, x.grantExpires = true, 0; !expires.IsZero() {
 		x.grantExpires = expires.Unix()
@@ -206,10 +207,13 @@ func (x *Session) initialize(ctx context.Context) error {
 // reports its board and version only there. They are newer than any earlier check.
 func (x *Session) reportInitialized() {
 	x.mu.Lock()
-	reported := x.reported
+	initialized, facts := x.initialized, x.reported
 	x.mu.Unlock()
-	d := x.entry.device()
-	if reported == nil || reported.Firmware == "" || d.Firmware == reported.Firmware && d.Board != "" {
+	if !initialized {
+		return
+	}
+	reported, d := facts.Value(), x.entry.device()
+	if reported.Firmware == "" || d.Firmware == reported.Firmware && d.Board != "" {
 		return
 	}
 	f := devices.Check{Device: d.ID, Facts: d.Facts}

@@ -48,7 +48,7 @@ func (x *Session) onList(list mcpclient.ToolList) error {
 	x.handshakeEndedLocked()
 	first := !x.toolsRead
 	x.toolsRead = true
-	firmware := x.reported.Firmware // the list is read after it was reported
+	firmware := x.reported.Value().Firmware // the list is read after it was reported
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
 	if first {
@@ -84,7 +84,7 @@ func (x *Session) recordList() {
 	if isNew {
 		cost += len(cat.JSON)
 	}
-	device := e.stored.Load().facts
+	device := e.stored.Load().facts.Value()
 	if !partial {
 		s.catalogs.SetForELF(device.ELF, cat)
 	}

@@ -37,7 +37,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(clock.Now())) { // reported here, and not in the database yet
 		d.Facts = before.Over(d.Facts)
 	}
-	e.store(&d, &s.table.facts)
+	e.store(&d)
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
 	e.confirmed = max(e.confirmed, p.Generation)
 	if e.isKnown() {

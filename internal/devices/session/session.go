@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unique"
 
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
@@ -60,8 +61,8 @@ type Session struct {
 
 	mcp          devices.MCPState
 	mcpError     string
-	reported     *devices.Facts // board and firmware, in `initialize` on this connection; nil: it has not answered
-	relistAt     int64          // when the list was last read again, as clock.Reading
+	reported     unique.Handle[devices.Facts] // board and firmware, in `initialize` on this connection
+	relistAt     int64                        // when the list was last read again, as clock.Reading
 	retry        *time.Timer
 	grantExpires int64            // when the upload token expires, in seconds since 1970; 0: never
 	catalog      *catalog.Catalog // the list in use; may be a guess while stale
@@ -112,7 +113,7 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	}
 	if cat := known.Get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
-	} else if cat := known.ForELF(e.stored.Load().facts.ELF); cat != nil {
+	} else if cat := known.ForELF(e.stored.Load().facts.Value().ELF); cat != nil {
 		x.catalog = cat
 	}
 	if x.catalog != nil {
@@ -367,7 +368,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 
 // DeviateMCP counts a deviation by the device's firmware version.
 func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
-	key := DeviationKey{d, p.entry.stored.Load().facts.Firmware}
+	key := DeviationKey{d, p.entry.stored.Load().facts.Value().Firmware}
 	stats := &p.svc.stats
 	if stats.Deviations.Len() >= MaxDeviationKeys && stats.Deviations.Get(key) == 0 {
 		key.Firmware = "other"

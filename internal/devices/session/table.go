@@ -18,7 +18,6 @@ type table struct {
 	seed   maphash.Seed
 	shards [64]shard
 	count  atomic.Int64
-	facts  interner
 }
 
 type shard struct {
@@ -96,7 +95,7 @@ func (h *table) ensure(id devices.ID, clientID string) (e *entry, created bool) 
 	e = &entry{id: id}
 	row := make(chan struct{})
 	e.row.Store(&row)
-	e.store(&devices.Device{ClientID: clientID, Admission: devices.AdmissionMember}, &h.facts)
+	e.store(&devices.Device{ClientID: clientID, Admission: devices.AdmissionMember})
 	s.entries[id] = e
 	h.count.Add(1)
 	return e, true
@@ -144,7 +143,7 @@ func (h *table) update(e *entry, change func(*devices.Device)) {
 	defer e.mu.Unlock()
 	d := e.device()
 	change(&d)
-	e.store(&d, &h.facts)
+	e.store(&d)
 }
 
 // isKnown reports whether stored contains the database's row.
