@@ -20,53 +20,26 @@ const traceFlush = 2 * time.Second
 // maxUnreadTrace limits the entries, of some 2 KiB at most, that wait for one reader; further ones are dropped.
 const maxUnreadTrace = 512
 
-// traceReaders are the readers on this node, by device. The bus does not return to a node what it publishes (NoEcho),
-// so entries of devices that are connected to this node are passed to them directly.
-type traceReaders struct {
-	mu sync.Mutex
-	of map[devices.ID]map[chan *nats.Msg]bool
-}
-
-func (r *traceReaders) add(id devices.ID, unread chan *nats.Msg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of[id] == nil {
-		r.of[id] = map[chan *nats.Msg]bool{}
-	}
-	r.of[id][unread] = true
-}
-
-func (r *traceReaders) remove(id devices.ID, unread chan *nats.Msg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.of[id], unread)
-	if len(r.of[id]) == 0 {
-		delete(r.of, id)
-	}
-}
-
-func (r *traceReaders) pass(id devices.ID, entry []byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for unread := range r.of[id] {
-		select {
-		case unread <- &nats.Msg{Data: entry}:
-		default: // dropped, as NATS does for a slow reader
-		}
-	}
-}
-
 // startTracer starts the tracer, which publishes the entries of a trace on `<prefix>.trace.<device>`.
 func (n *node) startTracer() {
 	subject := func(id devices.ID) string { return n.cfg.NATSPrefix + ".trace." + id.Token() }
-	readers := traceReaders{of: map[devices.ID]map[chan *nats.Msg]bool{}}
+	// The devices of the readers on this node, by channel. The bus does not return to a node what it publishes (NoEcho), so
+	// entries of devices that are connected to this node are passed to them directly.
+	var readers sync.Map
 	n.tracer = trace.New(trace.Options{Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames, Log: n.log,
 		Holder: func(key string) access.Holder { return n.service.Keys().Holder(key, clock.Now()) },
 		Publish: func(id devices.ID, entry []byte) error {
 			if !n.bus.up.Load() { // the library would keep the entry until it is connected again
 				return nats.ErrDisconnected
 			}
-			readers.pass(id, entry)
+			for unread, device := range readers.Range {
+				if device == id {
+					select {
+					case unread.(chan *nats.Msg) <- &nats.Msg{Data: entry}:
+					default: // dropped, as NATS does for a slow reader
+					}
+				}
+			}
 			return n.bus.conn.Publish(subject(id), entry)
 		},
 		Subscribe: func(id devices.ID, deliver func([]byte)) (stop func(), err error) {
@@ -81,7 +54,7 @@ func (n *node) startTracer() {
 			if err := n.bus.conn.FlushTimeout(traceFlush); err != nil {
 				return nil, errors.Join(err, entries.Unsubscribe())
 			}
-			readers.add(id, unread)
+			readers.Store(unread, id)
 			ctx, cancel := context.WithCancel(context.Background())
 			var reading sync.WaitGroup
 			reading.Go(func() {
@@ -95,7 +68,7 @@ func (n *node) startTracer() {
 				}
 			})
 			return func() {
-				readers.remove(id, unread)
+				readers.Delete(unread)
 				cancel()
 				reading.Wait()
 				_ = entries.Unsubscribe() // fails only with the connection
