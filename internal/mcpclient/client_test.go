@@ -196,7 +196,7 @@ func TestInitializeVector(t *testing.T) {
 		return nil
 	})
 	info, err := s.client.Initialize(t.Context(), InitParams{VisionURL: "http://192.0.2.5:8003/mcp/vision/explain", VisionToken: "vt-1", Version: "1"})
-	if err != nil || info != (ServerInfo{Name: "bread-compact-wifi", Version: "2.4.2", Protocol: ProtocolVersion, Tools: true}) {
+	if err != nil || info != (ServerInfo{Name: "bread-compact-wifi", Version: "2.4.2"}) {
 		t.Errorf("%+v, %v", info, err)
 	}
 	want := strings.Replace(payloadOf(t, v.Exchanges[0].Sends, true), `"name":"fleet"`, `"name":"fleetd"`, 1)

@@ -34,12 +34,8 @@ type InitParams struct {
 
 // ServerInfo is the device's answer to `initialize`.
 type ServerInfo struct {
-	Name      string // board name
-	Version   string // firmware version
-	Protocol  string
-	Tools     bool // announces tools; every firmware does
-	Prompts   bool
-	Resources bool
+	Name    string // board name
+	Version string // firmware version
 }
 
 // Initialize sends `initialize` and, after the answer,
@@ -76,31 +72,16 @@ func (c *Client) Initialize(ctx context.Context, p InitParams) (ServerInfo, erro
 func (s *ServerInfo) parse(result []byte) error {
 	walk := jsonspan.Object(result)
 	for walk.Next() {
-		switch string(walk.Key()) {
-		case "protocolVersion":
-			s.Protocol, _ = jsonspan.String(walk.Value())
-		case "serverInfo":
-			inner := jsonspan.Object(walk.Value())
-			for inner.Next() {
-				switch string(inner.Key()) {
-				case "name":
-					s.Name, _ = jsonspan.String(inner.Value())
-				case "version":
-					s.Version, _ = jsonspan.String(inner.Value())
-				}
-			}
-		case "capabilities":
-			inner := jsonspan.Object(walk.Value())
-			for inner.Next() {
-				on := jsonspan.KindOf(inner.Value()) == jsonspan.KindObject
-				switch string(inner.Key()) {
-				case "tools":
-					s.Tools = on
-				case "prompts":
-					s.Prompts = on
-				case "resources":
-					s.Resources = on
-				}
+		if string(walk.Key()) != "serverInfo" {
+			continue
+		}
+		inner := jsonspan.Object(walk.Value())
+		for inner.Next() {
+			switch string(inner.Key()) {
+			case "name":
+				s.Name, _ = jsonspan.String(inner.Value())
+			case "version":
+				s.Version, _ = jsonspan.String(inner.Value())
 			}
 		}
 	}
