@@ -50,7 +50,8 @@ type Log struct {
 	limit int // MaxWaiting; lower in tests
 	run   string
 	wake  chan struct{} // a group is full
-	stop  chan struct{}
+	ctx   context.Context
+	stop  context.CancelFunc // ends ctx, so that a blocked write does not outlast the log
 	done  chan struct{}
 
 	mu        sync.Mutex
@@ -72,7 +73,8 @@ type Log struct {
 
 // New starts a Log, and records the start.
 func New(opt Options) *Log {
-	l := &Log{opt: opt, limit: MaxWaiting, run: strings.ToLower(rand.Text()[:16]), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	l := &Log{opt: opt, limit: MaxWaiting, run: strings.ToLower(rand.Text()[:16]), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	l.ctx, l.stop = context.WithCancel(context.Background())
 	l.Record(Entry{At: clock.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
 	go l.write()
 	return l
@@ -155,35 +157,19 @@ func (l *Log) sealLocked() {
 // write stores groups until the log is closed.
 func (l *Log) write() {
 	defer close(l.done)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() { // a blocked write must not outlast the log
-		select {
-		case <-l.stop:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	ticker := time.NewTicker(flushEvery)
 	defer ticker.Stop()
-	retry := firstRetry
 	for {
 		select {
-		case <-l.stop:
+		case <-l.ctx.Done():
 			return
 		case <-l.wake:
 		case now := <-ticker.C:
 			l.sweep(now)
 		}
-		for l.writeNext(ctx) != nil {
-			select {
-			case <-l.stop:
-				return
-			case <-time.After(retry):
-				retry = min(2*retry, lastRetry)
-			}
+		if l.writeAll(l.ctx) != nil {
+			return
 		}
-		retry = firstRetry
 	}
 }
 
@@ -197,9 +183,9 @@ func (l *Log) sweep(now time.Time) {
 	l.sealLocked()
 }
 
-// writeNext stores all full groups in order.
-func (l *Log) writeNext(ctx context.Context) error {
-	for {
+// writeAll stores all full groups in order. It fails only if ctx ends, and repeats a write until then.
+func (l *Log) writeAll(ctx context.Context) error {
+	for retry := firstRetry; ; {
 		l.mu.Lock()
 		if len(l.full) == 0 {
 			l.mu.Unlock()
@@ -214,7 +200,11 @@ func (l *Log) writeNext(ctx context.Context) error {
 				l.failing = true
 				l.opt.Log.Warn("the audit log cannot be written; entries are kept in memory and the write is repeated", "error", err)
 			}
-			return err
+			if !clock.Sleep(ctx, retry) {
+				return err
+			}
+			retry = min(2*retry, lastRetry)
+			continue
 		}
 		l.failing = false
 		l.mu.Lock()
@@ -236,7 +226,7 @@ func (l *Log) chain(b *Block) {
 // Close writes the remaining entries and the stop of the node. No entry may be recorded after it. Blocks
 // that the store does not accept before ctx ends go to Spill.
 func (l *Log) Close(ctx context.Context) error {
-	close(l.stop)
+	l.stop()
 	<-l.done
 	l.mu.Lock()
 	for _, e := range l.anonymous.due(time.Time{}) {
@@ -251,19 +241,10 @@ func (l *Log) Close(ctx context.Context) error {
 	l.sealLocked()
 	l.closed = true
 	l.mu.Unlock()
-	retry := firstRetry
-	for {
-		err := l.writeNext(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return l.spill(err)
-		case <-time.After(retry):
-			retry = min(2*retry, lastRetry)
-		}
+	if err := l.writeAll(ctx); err != nil {
+		return l.spill(err)
 	}
+	return nil
 }
 
 func (l *Log) spill(cause error) error {
