@@ -57,7 +57,7 @@ type Hub struct {
 	speech      *speech.Service
 	catalogs    *catalog.Cache
 	stats       Stats
-	staleWrites staleWrites
+	staleWrites sync.Map   // of *Session: those whose last row was older than the stored one
 	observersMu sync.Mutex // of changes of observers
 	observers   atomic.Pointer[[]Lifecycle]
 

@@ -1,7 +1,6 @@
 package session
 
 import (
-	"sync"
 	"time"
 
 	"fleetd/internal/devices"
@@ -10,29 +9,6 @@ import (
 // staleRetryInterval is how often a session saves its row again after the database refused
 // it, until the row is accepted or the session ends.
 const staleRetryInterval = 5 * time.Second
-
-// staleWrites are the sessions whose last row was older than the stored one.
-type staleWrites struct {
-	mu       sync.Mutex
-	sessions map[*Session]struct{}
-}
-
-func (o *staleWrites) add(x *Session) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.sessions == nil {
-		o.sessions = map[*Session]struct{}{}
-	}
-	o.sessions[x] = struct{}{}
-}
-
-func (o *staleWrites) take() map[*Session]struct{} {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	taken := o.sessions
-	o.sessions = nil
-	return taken
-}
 
 // OnStaleWrite handles the stored row that is newer than an online row of this node. It
 // does not block.
@@ -48,7 +24,7 @@ func (s *Hub) OnStaleWrite(stored devices.Presence) {
 			return
 		}
 		if s.IsHeldElsewhere(stored) {
-			s.staleWrites.add(x)
+			s.staleWrites.Store(x, nil)
 			x.claim(devices.ClaimReassert)
 			return
 		}
@@ -60,7 +36,9 @@ func (s *Hub) OnStaleWrite(stored devices.Presence) {
 
 // retryStaleWrites saves rows again that the database refused.
 func (s *Hub) retryStaleWrites() {
-	for x := range s.staleWrites.take() {
+	for refused := range s.staleWrites.Range {
+		s.staleWrites.Delete(refused) // first: it may be refused again at once
+		x := refused.(*Session)
 		x.mu.Lock()
 		if x.closed == "" {
 			s.ports.Records.SavePresence(x.presenceLocked(true))
