@@ -7,20 +7,18 @@ import (
 
 // sample is what a node did and was in one slot of a tier.
 type sample struct {
-	slot       int32  // number of the slot since 1970; 0: empty
-	covered    uint32 // milliseconds
-	counts     [numCounts]uint32
-	gauges     [numGauges]uint32 // means
-	histograms [numHistograms * numBuckets]uint32
+	slot    int32  // number of the slot since 1970; 0: empty
+	covered uint32 // milliseconds
+	counts  [numSummed]uint32
+	gauges  [numGauges]uint32 // means
 }
 
 // sum adds up samples.
 type sum struct {
-	slot       int64
-	covered    uint64 // milliseconds
-	counts     [numCounts]uint64
-	gauges     [numGauges]uint64 // multiplied with milliseconds
-	histograms [numHistograms * numBuckets]uint64
+	slot    int64
+	covered uint64 // milliseconds
+	counts  [numSummed]uint64
+	gauges  [numGauges]uint64 // multiplied with milliseconds
 }
 
 func (a *sum) add(b *sum) {
@@ -30,9 +28,6 @@ func (a *sum) add(b *sum) {
 	}
 	for i := range a.gauges {
 		a.gauges[i] += b.gauges[i]
-	}
-	for i := range a.histograms {
-		a.histograms[i] += b.histograms[i]
 	}
 }
 
@@ -44,9 +39,6 @@ func (a *sum) addSample(s *sample) {
 	for i, n := range s.gauges {
 		a.gauges[i] += uint64(n) * uint64(s.covered)
 	}
-	for i, n := range s.histograms {
-		a.histograms[i] += uint64(n)
-	}
 }
 
 func (a *sum) sample() (s sample) {
@@ -56,9 +48,6 @@ func (a *sum) sample() (s sample) {
 	}
 	for i, n := range a.gauges {
 		s.gauges[i] = uint32(min(n/max(a.covered, 1), math.MaxUint32))
-	}
-	for i, n := range a.histograms {
-		s.histograms[i] = uint32(min(n, math.MaxUint32))
 	}
 	return s
 }

@@ -18,6 +18,7 @@ const (
 	numGauges     = 6
 	numHistograms = 3
 	numBuckets    = len(counters.Bounds) + 1
+	numSummed     = numCounts + numHistograms*numBuckets // the counts, and then the buckets of the histograms
 )
 
 // source is a metric of the node that is sampled.

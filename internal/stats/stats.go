@@ -36,8 +36,7 @@ type Recorder struct {
 
 	mu           sync.Mutex // protects all below
 	last         time.Time  // of a sample
-	lastCounts   [numCounts]uint64
-	lastTimes    [numHistograms * numBuckets]uint64
+	lastCounts   [numSummed]uint64
 	fine, coarse ring
 }
 
@@ -72,26 +71,23 @@ func (r *Recorder) sample(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var s sum
-	counts, times := r.lastCounts, r.lastTimes
-	read(r.counts, r.lastCounts[:])
+	counts := r.lastCounts
+	read(r.counts, r.lastCounts[:numCounts])
 	read(r.gauges, s.gauges[:])
-	readTimes(r.times, r.lastTimes[:])
+	readTimes(r.times, r.lastCounts[numCounts:])
 	elapsed := now.Sub(r.last)
 	if r.last.IsZero() {
 		r.last = now
 		return
 	}
 	if elapsed < time.Millisecond {
-		r.lastCounts, r.lastTimes = counts, times
+		r.lastCounts = counts
 		return
 	}
 	r.last = now
 	s.covered = uint64(elapsed.Milliseconds())
 	for i := range s.counts {
 		s.counts[i] = r.lastCounts[i] - min(counts[i], r.lastCounts[i])
-	}
-	for i := range s.histograms {
-		s.histograms[i] = r.lastTimes[i] - min(times[i], r.lastTimes[i])
 	}
 	for i := range s.gauges {
 		s.gauges[i] *= s.covered
@@ -150,7 +146,7 @@ func (r *Recorder) Part(q Range) Part {
 		each(gauged, func(i int, key string) { set(key, step, total.gauges[i]) })
 		for i, s := range timed {
 			for b := range numBuckets {
-				set(bucketKey(s.name, b), step, total.histograms[i*numBuckets+b])
+				set(bucketKey(s.name, b), step, total.counts[numCounts+i*numBuckets+b])
 			}
 		}
 	}
