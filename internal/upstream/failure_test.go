@@ -205,12 +205,15 @@ func TestEndWhileDialling(t *testing.T) {
 			d := f.connect(devices.TransportMQTT, devicetest.NewScript())
 			f.hello(d)
 			synctest.Wait()
-			begun := time.Now()
+			conversation := f.bridge.session(d.c)
 			d.session.CloseAudio()
-			f.bridge.tasks.Wait()
-			if waited := time.Since(begun); waited > 2*closeLinger {
-				t.Errorf("%s: the goroutines outlive the conversation by %v", stage, waited)
+			time.Sleep(2 * closeLinger)
+			synctest.Wait()
+			conversation.mu.Lock()
+			if conversation.running || conversation.writing {
+				t.Errorf("%s: the goroutines outlive the conversation", stage)
 			}
+			conversation.mu.Unlock()
 			if f.bridge.Connections.Get(Ended) != 1 {
 				t.Errorf("%s: it is not counted as ended", stage)
 			}

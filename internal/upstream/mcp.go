@@ -94,7 +94,7 @@ func (l *link) serve(r request) {
 		l.result(r.id, nil, &devices.Error{Code: devices.CodeRateLimited, Detail: fmt.Sprintf("%d requests are already in progress", MaxRequests)})
 		return
 	}
-	started := l.t.b.start(func() {
+	started := l.t.b.tasks.Run(func() {
 		defer l.calls.Add(-1)
 		defer tasks.Contain(l.t.b.opt.Log, func() {
 			l.result(r.id, nil, &devices.Error{Code: devices.CodeInternal, Detail: "internal error (bug)"})

@@ -83,7 +83,7 @@ func (t *bridgeSession) begin() bool {
 	if t.phase == phaseEnded {
 		return false
 	}
-	t.ctx, t.cancel = context.WithCancel(t.b.ctx)
+	t.ctx, t.cancel = context.WithCancel(t.b.tasks.Context())
 	t.phase = phaseWanted
 	t.runLocked()
 	return true
@@ -91,7 +91,7 @@ func (t *bridgeSession) begin() bool {
 
 func (t *bridgeSession) runLocked() {
 	if !t.running {
-		t.running = t.b.start(t.run)
+		t.running = t.b.tasks.Run(t.run)
 	}
 }
 
@@ -238,7 +238,7 @@ func (it item) release() {
 // writeLocked starts the writer if items are queued and no writer runs.
 func (t *bridgeSession) writeLocked() {
 	if !t.writing && t.phase == phaseUp && t.next < len(t.queue) {
-		t.writing = t.b.start(t.write)
+		t.writing = t.b.tasks.Run(t.write)
 	}
 }
 

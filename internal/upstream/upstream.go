@@ -34,6 +34,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
+	"fleetd/internal/tasks"
 )
 
 // Limits of the bridge.
@@ -151,13 +152,10 @@ type Bridge struct {
 	dialer   websocket.Dialer
 	dialNet  func(ctx context.Context, network, addr string) (net.Conn, error)
 	svc      atomic.Pointer[Service]
-	ctx      context.Context
-	cancel   context.CancelFunc
-	tasks    sync.WaitGroup
+	tasks    *tasks.Group
 	sessions sync.Map // *speech.Conversation to *bridgeSession, from Begin to End
 
-	mu     sync.Mutex // acquired before any session's lock
-	closed bool
+	mu sync.Mutex // acquired before any session's lock
 	// early contains conversations with messages before Begin, oldest first: a frame over
 	// UDP, or the end, may arrive before Begin.
 	early []*bridgeSession
@@ -193,10 +191,9 @@ func New(opt Options) (*Bridge, error) {
 	if opt.Token == nil {
 		opt.Token = func(string, string, time.Time) string { return credential.UpstreamTestToken }
 	}
-	b := &Bridge{opt: opt, url: u.String(), dialNet: (&net.Dialer{Timeout: DialTimeout}).DialContext}
+	b := &Bridge{opt: opt, url: u.String(), tasks: tasks.New(opt.Log), dialNet: (&net.Dialer{Timeout: DialTimeout}).DialContext}
 	b.dialer = websocket.Dialer{HandshakeTimeout: DialTimeout, Proxy: http.ProxyFromEnvironment, ReadBufferSize: 1024, WriteBufferSize: 1024,
 		WriteBufferPool: &sync.Pool{}}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
 }
 
@@ -206,22 +203,8 @@ func (b *Bridge) Attach(svc Service) { b.svc.Store(&svc) }
 // Close ends all conversations and waits for the bridge's goroutines. Later conversations
 // are ignored.
 func (b *Bridge) Close() {
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
-	b.cancel()
+	b.tasks.Close()
 	b.tasks.Wait()
-}
-
-// start runs a task that Close waits for. It returns false if the bridge is closed.
-func (b *Bridge) start(task func()) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return false
-	}
-	b.tasks.Go(task)
-	return true
 }
 
 // Begin implements speech.Voice: it starts to dial.
