@@ -30,25 +30,10 @@ func (o *observer) OnChange(c devices.Change) {
 
 // OnDecision adds a function that is called for each device with a new decision, on
 // any node; the id is empty if any device may have changed. f must not block.
-func (s *Service) OnDecision(f func(devices.ID)) {
-	for {
-		old := s.onDecision.Load()
-		all := []func(devices.ID){f}
-		if old != nil {
-			all = append(all, *old...)
-		}
-		if s.onDecision.CompareAndSwap(old, &all) {
-			return
-		}
-	}
-}
+func (s *Service) OnDecision(f func(devices.ID)) { s.onDecision.Add(f) }
 
 func (s *Service) notifyDecision(id devices.ID) {
-	if all := s.onDecision.Load(); all != nil {
-		for _, f := range *all {
-			f(id)
-		}
-	}
+	s.onDecision.Each(func(f func(devices.ID)) { f(id) })
 }
 
 // OnReplace compares all keys, rules and sessions with the new state.

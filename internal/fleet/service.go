@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"log/slog"
-	"sync/atomic"
 
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
@@ -76,7 +75,7 @@ type Service struct {
 	registry   *registry.Registry
 	stats      Stats
 	counts     countCache
-	onDecision atomic.Pointer[[]func(devices.ID)]
+	onDecision devices.Observers[func(devices.ID)]
 	tasks      *tasks.Group
 }
 

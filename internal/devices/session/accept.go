@@ -78,7 +78,7 @@ func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	}
 	x.claim(devices.ClaimConnect)
 	s.stats.Connects.Add(who.Transport, 1)
-	s.notify(func(l Lifecycle) { l.Connected(who.Device, x.id) })
+	s.observers.Each(func(l Lifecycle) { l.Connected(who.Device, x.id) })
 	s.log.Info("device connected", "device", who.Device, "session", x.id, "epoch", x.Epoch(), "transport", who.Transport, "remote", remote)
 	return x, nil
 }

@@ -63,7 +63,7 @@ func (x *Session) StartMCP(f devices.Features) {
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
 	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.generation})
-	x.svc.notify(func(l Lifecycle) { l.Ready(x.entry.id, x.id) })
+	x.svc.observers.Each(func(l Lifecycle) { l.Ready(x.entry.id, x.id) })
 }
 
 // Relist reads the list again because the device reported a change, or refused a listed

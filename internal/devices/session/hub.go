@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"fleetd/internal/devices"
@@ -57,9 +56,8 @@ type Hub struct {
 	speech      *speech.Service
 	catalogs    *catalog.Cache
 	stats       Stats
-	staleWrites sync.Map   // of *Session: those whose last row was older than the stored one
-	observersMu sync.Mutex // of changes of observers
-	observers   atomic.Pointer[[]Lifecycle]
+	staleWrites sync.Map // of *Session: those whose last row was older than the stored one
+	observers   devices.Observers[Lifecycle]
 
 	handshakes chan struct{}
 	tasks      *tasks.Group

@@ -19,21 +19,4 @@ type Lifecycle interface {
 }
 
 // Observe adds an observer, until the node stops.
-func (s *Hub) Observe(l Lifecycle) {
-	s.observersMu.Lock()
-	defer s.observersMu.Unlock()
-	next := []Lifecycle{l}
-	if old := s.observers.Load(); old != nil {
-		next = append(next, *old...)
-	}
-	s.observers.Store(&next)
-}
-
-// notify calls f for each observer.
-func (s *Hub) notify(f func(Lifecycle)) {
-	if all := s.observers.Load(); all != nil {
-		for _, l := range *all {
-			f(l)
-		}
-	}
-}
+func (s *Hub) Observe(l Lifecycle) { s.observers.Add(l) }

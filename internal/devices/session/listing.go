@@ -53,7 +53,7 @@ func (x *Session) onList(list mcpclient.ToolList) error {
 	s.ports.Records.SavePresence(presence)
 	if first {
 		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.generation})
-		s.notify(func(l Lifecycle) { l.Ready(e.id, x.id) })
+		s.observers.Each(func(l Lifecycle) { l.Ready(e.id, x.id) })
 	}
 	e.mu.Lock()
 	known := e.isKnown()

@@ -188,7 +188,7 @@ func (x *Session) Close(reason devices.CloseReason) {
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.entry.id, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
 		Time: clock.Now(), MsgID: offlineID(x.entry.id, presence.Epoch), Fields: fields})
-	s.notify(func(l Lifecycle) { l.Gone(x.entry.id, x.id, reason) })
+	s.observers.Each(func(l Lifecycle) { l.Gone(x.entry.id, x.id, reason) })
 	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls, Text: closedTexts[state]})
 	s.log.Info("device disconnected", "device", x.entry.id, "session", x.id, "epoch", presence.Epoch, "transport", x.transport, "reason", reason)
 }
