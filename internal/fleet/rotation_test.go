@@ -125,7 +125,7 @@ func TestNewCredentialsDuringTheEndOfOldOnes(t *testing.T) {
 // then creates others.
 func TestRevokeEndsGrace(t *testing.T) {
 	s := member(t, devicetest.New())
-	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour); err != nil {
+	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Rotate(t.Context(), devicetest.Admin, rotated, 2*time.Hour); err != nil {
@@ -167,7 +167,7 @@ func TestRotateAll(t *testing.T) {
 		}
 	}
 	changes := len(p.Ledger.Log(0))
-	r, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour)
+	r, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil)
 	if err != nil || r.Generation != 3 || r.Previous != 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -181,11 +181,11 @@ func TestRotateAll(t *testing.T) {
 	if n := len(p.Ledger.Log(0)) - changes; n != 1 {
 		t.Errorf("%d changes were written, not one for all devices", n)
 	}
-	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour); devices.AsError(err).Code != devices.CodeForbidden {
+	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); devices.AsError(err).Code != devices.CodeForbidden {
 		t.Errorf("a second time: %v", err)
 	}
 	p.SetAway(true)
-	if _, err := member(t, devicetest.New()).RotateAll(t.Context(), devicetest.Admin, 0); devices.AsError(err).Code != devices.CodeBadRequest {
+	if _, err := member(t, devicetest.New()).RotateAll(t.Context(), devicetest.Admin, 0, nil); devices.AsError(err).Code != devices.CodeBadRequest {
 		t.Errorf("no grace: %v", err)
 	}
 }
@@ -195,15 +195,15 @@ func TestRotateAllNeedsTheDatabase(t *testing.T) {
 	s := member(t, p)
 	there := p.Service(t, fleet.Config{Node: "there"})
 	p.SetAway(true)
-	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour); devices.AsError(err).Code != devices.CodeUnavailable {
+	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); devices.AsError(err).Code != devices.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
 	wantGenerations(t, "afterwards", s, 0)
 	p.SetAway(false)
-	if _, err := there.RotateAll(t.Context(), devicetest.Admin, time.Hour); err != nil {
+	if _, err := there.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour); devices.AsError(err).Code != devices.CodeForbidden {
+	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); devices.AsError(err).Code != devices.CodeForbidden {
 		t.Errorf("rotated by another node meanwhile: %v", err)
 	}
 }
@@ -215,7 +215,7 @@ func TestRotationIsKnownEverywhere(t *testing.T) {
 	here := member(t, p)
 	there, missed := p.Service(t, fleet.Config{Node: "there"}), p.Service(t, fleet.Config{Node: "missed"})
 	before := p.Ledger.Log(0)
-	if _, err := here.RotateAll(t.Context(), devicetest.Admin, time.Hour); err != nil {
+	if _, err := here.RotateAll(t.Context(), devicetest.Admin, time.Hour, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := here.Rotate(t.Context(), devicetest.Admin, rotated, time.Hour); err != nil {

@@ -76,7 +76,7 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*secr
 		if graceErr != nil {
 			return nil, graceErr
 		}
-		r, err = s.opt.Service.RotateSecret(ctx, by, grace, s.opt.Mint.NewSecret)
+		r, err = s.opt.Service.RotateAll(ctx, by, grace, s.opt.Mint.NewSecret)
 		s.opt.Service.NoteCredential(by, "rotate_secret", "grace "+grace.String(), err)
 	}
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.opt.Service.RotateAll(ctx, caller(ctx), grace)
+	r, err := s.opt.Service.RotateAll(ctx, caller(ctx), grace, nil)
 	s.opt.Service.NoteCredential(caller(ctx), "rotate_all", "grace "+grace.String(), err)
 	return answerOf(api.Credentials{Generation: r.Generation, PreviousUntil: api.At(r.PreviousUntil)}, err)
 }

@@ -43,25 +43,28 @@ func (a *Admission) Rotate(ctx context.Context, principal access.Principal, id d
 	return nil
 }
 
-// RotateSecret replaces the secret from which all credentials derive: devices get new ones as
-// after RotateAll, and the admin token ends at once. seal returns the sealed secret with a
-// number.
-func (a *Admission) RotateSecret(ctx context.Context, principal access.Principal, grace time.Duration, seal func(number int64) string) (devices.Rotation, error) {
+// RotateAll is Rotate for every device, including devices that join later. If seal is not nil, it also replaces the secret from
+// which all credentials derive, and the admin token ends at once; seal returns the sealed secret with a number.
+func (a *Admission) RotateAll(ctx context.Context, principal access.Principal, grace time.Duration, seal func(number int64) string) (devices.Rotation, error) {
 	if err := checkGrace(grace); err != nil {
 		return devices.Rotation{}, err
 	}
 	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
 		now := clock.Now()
 		next, err := old.NextGeneration(highest, now, now.Add(grace))
-		if err != nil {
-			return old, err
+		if err != nil || seal == nil {
+			return next, err
 		}
 		return next.AddSecret(now, seal)
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return devices.Rotation{}, err
+	case seal == nil:
+		a.log.Info("the fleet's credentials rotated", "generation", next.Generation, "until", next.PreviousUntil)
+	default:
+		a.log.Warn("the fleet's secret rotated", "number", next.Secret(), "generation", next.Generation, "until", next.PreviousUntil)
 	}
-	a.log.Warn("the fleet's secret rotated", "number", next.Secret(), "generation", next.Generation, "until", next.PreviousUntil)
 	return next, nil
 }
 
@@ -75,21 +78,5 @@ func (a *Admission) RotateAdmin(ctx context.Context, principal access.Principal)
 		return devices.Rotation{}, err
 	}
 	a.log.Warn("the admin token rotated", "number", next.Admin)
-	return next, nil
-}
-
-// RotateAll is Rotate for every device, including devices that join later.
-func (a *Admission) RotateAll(ctx context.Context, principal access.Principal, grace time.Duration) (devices.Rotation, error) {
-	if err := checkGrace(grace); err != nil {
-		return devices.Rotation{}, err
-	}
-	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
-		now := clock.Now()
-		return old.NextGeneration(highest, now, now.Add(grace))
-	})
-	if err != nil {
-		return devices.Rotation{}, err
-	}
-	a.log.Info("the fleet's credentials rotated", "generation", next.Generation, "until", next.PreviousUntil)
 	return next, nil
 }
