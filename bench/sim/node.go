@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/audit"
 	"fleetd/internal/cluster"
 	"fleetd/internal/cluster/lease"
 	"fleetd/internal/credential"
@@ -91,6 +92,12 @@ func (noVision) Grant(devices.ID, time.Time) (url, token string, expires time.Ti
 // Snapshot offers no uploads.
 func (noVision) Snapshot(devices.ID, time.Time) (url, photo string) { return "", "" }
 
+// noAudit keeps no entries.
+type noAudit struct{}
+
+// Record drops an entry.
+func (noAudit) Record(audit.Entry) {}
+
 // startNode starts a node. dir is a directory of its own.
 func startNode(ctx context.Context, name, natsURL, database, dir string, o options, mint *credential.Mint, to *responder, log *slog.Logger) (started *node, err error) {
 	n := &node{name: name, devices: to, log: log.With("node", name)}
@@ -140,7 +147,7 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 	n.service = fleet.New(fleet.Config{Node: name, Version: "simulated", CallsPerDevice: 1, Handshakes: maxHandshakes, Reconnects: maxReconnects, IsNodeAlive: n.leases.Has,
 		Offer: devices.TransportWebSocket, Dir: dir, Fleet: mint.Fingerprint(), RosterKey: mint.RosterKey()},
 		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: directory{n.link, n},
-			Router: n.link, Vision: noVision{}, Audio: n.events, Peers: others, Log: n.log})
+			Router: n.link, Vision: noVision{}, Audio: n.events, Audit: noAudit{}, Peers: others, Log: n.log})
 	if err := n.link.Attach(n.service); err != nil {
 		return nil, err
 	}

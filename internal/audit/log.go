@@ -33,7 +33,7 @@ type Store interface {
 	SaveAuditBlock(ctx context.Context, b *Block) error
 }
 
-// Options of a Log. All are required except Key and Spill.
+// Options of a Log. All are required except Key.
 type Options struct {
 	Node, Version string
 	// Key hashes the blocks; without it anyone who can write to the database can forge valid blocks.
@@ -241,13 +241,13 @@ func (l *Log) Close(ctx context.Context) error {
 	l.sealLocked()
 	l.closed = true
 	l.mu.Unlock()
-	if err := l.writeAll(ctx); err != nil {
-		return l.spill(err)
+	if l.writeAll(ctx) != nil {
+		return l.spill()
 	}
 	return nil
 }
 
-func (l *Log) spill(cause error) error {
+func (l *Log) spill() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines := 0
@@ -256,12 +256,8 @@ func (l *Log) spill(cause error) error {
 		l.previous = l.full[i].Hash
 		lines += l.full[i].count()
 	}
-	if l.opt.Spill != nil {
-		err := l.opt.Spill(l.full)
-		if err == nil {
-			return nil
-		}
-		cause = err
+	if err := l.opt.Spill(l.full); err != nil {
+		return fmt.Errorf("%d entries of the audit log are lost: %w", lines, err)
 	}
-	return fmt.Errorf("%d entries of the audit log are lost: %w", lines, cause)
+	return nil
 }

@@ -56,8 +56,8 @@ type Options struct {
 	SingleNode bool
 	// Open accepts requests without a token (--api-auth none).
 	Open bool
-	// IsConnected reports without blocking whether NATS is connected. The default
-	// calls the connection, which may take seconds while it reconnects.
+	// IsConnected reports whether NATS is connected, without blocking as the method of Conn may
+	// while it reconnects.
 	IsConnected func() bool
 	// OnResume is called, if set, after the process did not run for a while: other
 	// nodes may have taken over its devices.
@@ -116,9 +116,6 @@ type hold struct {
 func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), authenticating: make(chan struct{}, maxAuthenticating), holds: map[devices.ID]*hold{},
 		answers: newAnswers(), nonce: rand.Text(), peers: peers{limit: rate.NewLimiter(announceRate, announceBurst)}, stalls: newStallDetector(stallLimit)}
-	if l.opt.IsConnected == nil && opt.Conn != nil {
-		l.opt.IsConnected = opt.Conn.IsConnected
-	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
 }

@@ -76,7 +76,8 @@ func newFleetOn(t *testing.T, cfg fleet.Config, holder, far *server.Server) *tes
 	f.ports = devicetest.New() // one database for both
 	node := func(name string, s *server.Server) (*Link, *fleet.Service) {
 		log := slog.New(slog.DiscardHandler)
-		link := New(Options{Conn: connect(s), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
+		conn := connect(s)
+		link := New(Options{Conn: conn, Prefix: "test.v1", Node: name, Mint: f.mint, IsConnected: conn.IsConnected, Log: log})
 		cfg.Node, cfg.IsNodeAlive = name, func(string) bool { return true }
 		peers := link.Peers()
 		ports := f.ports.FleetPorts()

@@ -66,7 +66,7 @@ func TestFloodOfLongRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	link := New(Options{Conn: conn, Prefix: "test.v1", Node: "flooded", Mint: f.mint, SingleNode: true, Log: slog.New(slog.DiscardHandler)})
+	link := New(Options{Conn: conn, Prefix: "test.v1", Node: "flooded", Mint: f.mint, SingleNode: true, IsConnected: conn.IsConnected, Log: slog.New(slog.DiscardHandler)})
 	const flooded = devices.ID("02:00:00:00:00:02")
 	if err := link.Hold(flooded); err != nil {
 		t.Fatal(err)

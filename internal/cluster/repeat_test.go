@@ -77,7 +77,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	late := New(Options{Conn: conn, Prefix: "test.v1", Node: "late", Mint: f.mint, Log: slog.New(slog.DiscardHandler)})
+	late := New(Options{Conn: conn, Prefix: "test.v1", Node: "late", Mint: f.mint, IsConnected: conn.IsConnected, Log: slog.New(slog.DiscardHandler)})
 	if err := errors.Join(late.Attach(f.holding), late.Peers().Follow(f.holding.Registry())); err != nil {
 		t.Fatal(err)
 	}

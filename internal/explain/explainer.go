@@ -83,7 +83,7 @@ type Options struct {
 	// Nodes returns the names of the live nodes, this one included.
 	Nodes  func() []string
 	Gather devices.Gather
-	// Compute waits for a place in which an answer to another node is computed, and returns what gives it back. Nil: there is always one.
+	// Compute waits for a place in which an answer to another node is computed, and returns what gives it back.
 	Compute func(context.Context) (leave func(), err error)
 }
 
@@ -134,13 +134,11 @@ func (x *Explainer) Answer(ctx context.Context, data []byte) ([]byte, error) {
 	if err := json.Unmarshal(data, &q); err != nil {
 		return nil, fmt.Errorf("read the question: %w", err)
 	}
-	if x.opt.Compute != nil {
-		leave, err := x.opt.Compute(ctx)
-		if err != nil {
-			return nil, err
-		}
-		defer leave()
+	leave, err := x.opt.Compute(ctx)
+	if err != nil {
+		return nil, err
 	}
+	defer leave()
 	content, err := json.Marshal(x.own(q))
 	if err != nil || len(content) < compressFrom {
 		return content, err

@@ -65,11 +65,14 @@ func (s stream) Recent(context.Context, devices.EventQuery, int, func(*devices.S
 	return []devices.StreamEvent{{Kind: devices.EventOffline, Device: lamp, Data: json.RawMessage(`{"time":"2026-03-01T10:00:00Z","node":"b","reason":"dead"}`)}}, s.err
 }
 
+// compute is a place in which an answer is computed at once.
+func compute(context.Context) (leave func(), err error) { return func() {}, nil }
+
 // pair returns the explainer of node a, which is queried, and the recorders of both nodes; node c does
 // not answer, and node d answers something else.
 func pair(c *core, events Events) (x *Explainer, a, b *recorder.Recorder) {
 	a, b = recorder.New("a", recorder.MinMemory), recorder.New("b", recorder.MinMemory)
-	other := New(Options{Devices: c, Records: b, Events: events, Node: "b"})
+	other := New(Options{Devices: c, Records: b, Events: events, Node: "b", Compute: compute})
 	return New(Options{Devices: c, Records: a, Events: events, Node: "a", Nodes: func() []string { return []string{"a", "b", "c", "d"} },
 		Gather: func(ctx context.Context, kind string, question []byte, nodes []string) (map[string][]byte, []string) {
 			answer, err := other.Answer(ctx, question)

@@ -120,7 +120,7 @@ func TestAnswersAreBounded(t *testing.T) {
 			b.Step(devices.Step{Kind: devices.StepDeviation, Device: numbered(n), Text: noise(), Proven: true})
 		}
 	}
-	other := New(Options{Records: b, Node: "b"})
+	other := New(Options{Records: b, Node: "b", Compute: compute})
 	for _, of := range []question{q, {Device: numbered(1), Limit: maxRecords}} {
 		text, err := json.Marshal(of)
 		if err != nil {

@@ -42,7 +42,7 @@ type Config struct {
 	PolicyFixed bool
 }
 
-// Ports are the interfaces that the core uses. All but Voice and Audit are required.
+// Ports are the interfaces that the core uses. All are required unless they say otherwise.
 type Ports struct {
 	Records   Records
 	Catalogs  session.Catalogs
@@ -52,9 +52,9 @@ type Ports struct {
 	Router    dispatch.Router
 	Vision    session.Vision
 	Audio     speech.AudioBus
-	Peers     registry.Peers   // may be nil: there are no other nodes
-	Voice     speech.Voice     // may be nil
-	Audit     audit.Auditor    // may be nil
+	Peers     registry.Peers // may be nil: there are no other nodes
+	Voice     speech.Voice   // may be nil
+	Audit     audit.Auditor
 	Changes   Changes          // may be nil: the log of changes cannot be read
 	Codes     Codes            // may be nil: there is no console
 	Grants    Grants           // may be nil: there is no OAuth

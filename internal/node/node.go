@@ -318,7 +318,7 @@ func (n *node) startCore(ctx context.Context) error {
 	n.startAudit()
 	var isAlive func(string) bool
 	if n.shared() {
-		n.leases = lease.New(lease.Options{Node: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Database: n.store, Devices: n.deviceCount, API: n.apiURL,
+		n.leases = lease.New(lease.Options{Node: n.cfg.Node, Lifetime: lease.Lifetime, Version: n.cfg.Version, Started: n.started, Database: n.store, Devices: n.deviceCount, API: n.apiURL,
 			Refresh: n.refresh, IsConnected: n.bus.up.Load, Log: n.log})
 		isAlive = n.leases.Has
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
@@ -24,6 +25,7 @@ func (f *testFleet) tracer(t testing.TB) *trace.Tracer {
 	var mu sync.Mutex
 	readers := map[*int]func([]byte){}
 	f.traces = trace.New(trace.Options{Node: "n", Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return []string{"n"} },
+		Holder: func(string) access.Holder { return access.Holder{Admin: true} },
 		Gather: func(context.Context, string, []byte, []string) (map[string][]byte, []string) { return nil, nil },
 		Publish: func(_ devices.ID, entry []byte) error {
 			mu.Lock()

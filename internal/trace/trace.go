@@ -65,7 +65,7 @@ type Options struct {
 	// Subscribe calls deliver with the entries of a device, from one goroutine, until stop
 	// is called. Entries that deliver is too slow for are lost.
 	Subscribe func(device devices.ID, deliver func(entry []byte)) (stop func(), err error)
-	// Holder tells whose key started a trace. Nil: all are administrators.
+	// Holder tells whose key started a trace.
 	Holder func(key string) access.Holder
 	Log    *slog.Logger
 }
@@ -133,9 +133,6 @@ type target struct {
 
 // New returns a Tracer; Close stops it.
 func New(opt Options) *Tracer {
-	if opt.Holder == nil {
-		opt.Holder = func(string) access.Holder { return access.Holder{Admin: true} }
-	}
 	return &Tracer{opt: opt, ended: map[string]time.Time{}}
 }
 

@@ -37,6 +37,7 @@ func newFleet(t *testing.T, names ...string) *fleet {
 	f := &fleet{t: t, nodes: map[string]*Tracer{}, cut: map[string]bool{}, subs: map[int]func([]byte){}}
 	for _, name := range names {
 		f.nodes[name] = New(Options{Node: name, Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return names },
+			Holder: func(string) access.Holder { return access.Holder{Admin: true} },
 			Gather: func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string) {
 				answers = map[string][]byte{}
 				for _, other := range nodes {

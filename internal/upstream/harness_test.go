@@ -14,6 +14,7 @@ import (
 	"github.com/gorilla/websocket"
 	"go.uber.org/goleak"
 
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
@@ -239,7 +240,8 @@ type testFleet struct {
 
 func newFleet(t testing.TB, c *chat) *testFleet {
 	t.Helper()
-	b, err := New(Options{URL: c.url, Version: "1.2.3", Log: slog.New(slog.DiscardHandler)})
+	b, err := New(Options{URL: c.url, Version: "1.2.3", Log: slog.New(slog.DiscardHandler),
+		Token: func(string, string, time.Time) string { return credential.UpstreamTestToken }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,6 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/counters"
-	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
@@ -92,7 +91,7 @@ type Options struct {
 	// if it is missing.
 	URL string
 	// Token returns the bearer token of one connection, for example
-	// credential.UpstreamToken with a secret; nil for the gateway's test token.
+	// credential.UpstreamToken with a secret.
 	Token   func(clientID, device string, now time.Time) string
 	Version string // of fleetd, for the User-Agent
 	Log     *slog.Logger
@@ -187,9 +186,6 @@ func New(opt Options) (*Bridge, error) {
 		u.RawQuery = strings.TrimPrefix(u.RawQuery+"&"+markName+"="+markValue, "&")
 	default:
 		return nil, fmt.Errorf("--voice-upstream: from=%s is not supported: the chat server needs from=mqtt_gateway; leave `from` out", mark)
-	}
-	if opt.Token == nil {
-		opt.Token = func(string, string, time.Time) string { return credential.UpstreamTestToken }
 	}
 	b := &Bridge{opt: opt, url: u.String(), tasks: tasks.New(opt.Log), dialNet: (&net.Dialer{Timeout: DialTimeout}).DialContext}
 	b.dialer = websocket.Dialer{HandshakeTimeout: DialTimeout, Proxy: http.ProxyFromEnvironment, ReadBufferSize: 1024, WriteBufferSize: 1024,

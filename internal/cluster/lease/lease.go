@@ -57,12 +57,12 @@ type Fleet interface {
 	MarkNodeLost(ctx context.Context, node string, online func(ctx context.Context, node string, after devices.ID, limit int) ([]devices.Presence, error)) (marked int, err error)
 }
 
-// Options of New. All but Lifetime are required.
+// Options of New. All are required.
 type Options struct {
 	Node     string
 	Version  string
 	Started  time.Time
-	Lifetime time.Duration // 0 is the package's Lifetime
+	Lifetime time.Duration
 	Database Database
 	Devices  func() int    // how many are connected to this node
 	API      func() string // the address of this node's API
@@ -100,9 +100,6 @@ type Nodes struct {
 
 // New returns the nodes before any was observed. It does no I/O.
 func New(opt Options) *Nodes {
-	if opt.Lifetime == 0 {
-		opt.Lifetime = Lifetime
-	}
 	m := &Nodes{opt: opt, every: opt.Lifetime / beatsPerLifetime, cleaning: map[string]bool{},
 		lease: devices.Lease{Node: opt.Node, Instance: rand.Text(), Started: opt.Started, Version: opt.Version}}
 	m.start.every, m.since.every = m.every, newNodeEvery

@@ -47,12 +47,12 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 	for _, name := range names {
 		ports := devicetest.New()
 		n := &node{name: name, store: db, started: time.Now()}
-		n.nodes = New(Options{Node: name, Started: n.started, Database: db, Devices: func() int { return 0 }, API: func() string { return "http://127.0.0.1" },
+		n.nodes = New(Options{Node: name, Lifetime: Lifetime, Started: n.started, Database: db, Devices: func() int { return 0 }, API: func() string { return "http://127.0.0.1" },
 			Refresh: func(context.Context) {}, IsConnected: func() bool { return true }, Log: log})
 		n.ledger = ledger.New(db, log)
 		t.Cleanup(n.ledger.Close)
 		n.service = fleet.New(fleet.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, IsNodeAlive: n.nodes.Has},
-			fleet.Ports{Records: db, Catalogs: db, Ledger: n.ledger, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
+			fleet.Ports{Records: db, Catalogs: db, Ledger: n.ledger, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Audit: ports, Log: log})
 		t.Cleanup(n.service.Close)
 		if err := n.service.Registry().Start(t.Context()); err != nil {
 			t.Fatal(err)

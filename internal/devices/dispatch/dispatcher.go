@@ -21,7 +21,7 @@ type Config struct {
 	Routed bool // there can be other nodes
 }
 
-// Ports are the interfaces and parts that a Dispatcher uses; Audit may be nil.
+// Ports are the interfaces and parts that a Dispatcher uses.
 type Ports struct {
 	Records   Finder
 	Registry  *registry.Registry
