@@ -8,11 +8,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/firmware"
 )
 
@@ -163,11 +163,9 @@ func (a *app) followGroup(ctx context.Context, c *apiclient.Client, group string
 		if !open {
 			return firstExit(worst)
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, a.refresh/2) {
 			fmt.Fprintf(a.stderr, "the rollout goes on; follow it with `fleetd jobs --group %s`\n", group)
 			return exitError{errors.New("interrupted"), exitInterrupted}
-		case <-time.After(a.refresh / 2):
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -399,28 +400,21 @@ func (s *sessions) endAll() {
 // sweep ends the sessions and streams of keys that were revoked or have expired, ends
 // all of them when the node stops, and detects policy changes. It never blocks.
 func (s *Server) sweep() {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
 	guard, drained := s.opt.Service.Guard(), false
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case now := <-ticker.C:
-			for _, answer := range s.sessions.heartbeatsDue(now) {
-				s.tasks.Go(answer.writeHeartbeat) // each may block on a slow client
-			}
-			s.wordIndex.keeper.Expire(now)
-			registry := s.opt.Service.Keys()
-			s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
-			if g := s.opt.Service.Guard(); g != guard {
-				guard = g
-				s.tasks.Go(func() { s.toolLists.recheck("") }) // asks other nodes for most sessions
-			}
-			if !drained && s.opt.Draining() {
-				drained = true
-				s.sessions.drain()
-			}
+	for now := range clock.Ticks(s.ctx, sweepEvery) {
+		for _, answer := range s.sessions.heartbeatsDue(now) {
+			s.tasks.Go(answer.writeHeartbeat) // each may block on a slow client
+		}
+		s.wordIndex.keeper.Expire(now)
+		registry := s.opt.Service.Keys()
+		s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
+		if g := s.opt.Service.Guard(); g != guard {
+			guard = g
+			s.tasks.Go(func() { s.toolLists.recheck("") }) // asks other nodes for most sessions
+		}
+		if !drained && s.opt.Draining() {
+			drained = true
+			s.sessions.drain()
 		}
 	}
 }

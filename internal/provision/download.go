@@ -116,11 +116,7 @@ func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
 		if err := write(probe[:half]); err != nil {
 			return err
 		}
-		pause := time.NewTimer(probePause)
-		defer pause.Stop()
-		select {
-		case <-pause.C:
-		case <-r.Context().Done():
+		if !clock.Sleep(r.Context(), probePause) {
 			return r.Context().Err()
 		}
 		return write(probe[half:])

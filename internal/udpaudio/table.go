@@ -324,21 +324,14 @@ func (t *Table) apply(c *Channel, ch *change) {
 
 // sweeper serves all channels, so that none needs a timer.
 func (t *Table) sweeper() {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
 	var list []*Channel
-	for {
-		select {
-		case <-t.ctx.Done():
-			return
-		case now := <-tick.C:
-			for i := range t.shards { // one shard at a time, so that the reader is not delayed
-				list = t.shards[i].list(list[:0])
-				for _, c := range list {
-					t.sweep(c, now)
-				}
-				clear(list)
+	for now := range clock.Ticks(t.ctx, sweepEvery) {
+		for i := range t.shards { // one shard at a time, so that the reader is not delayed
+			list = t.shards[i].list(list[:0])
+			for _, c := range list {
+				t.sweep(c, now)
 			}
+			clear(list)
 		}
 	}
 }

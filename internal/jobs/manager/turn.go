@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/selector"
@@ -287,12 +288,10 @@ func (t *turn) slice(id string) bool {
 
 // rest pauses for as long as a slice has taken: calls meanwhile wait for the processor no longer than that.
 func (t *turn) rest(ctx context.Context, begun time.Time) error {
-	select {
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, time.Since(begun)) {
 		return ctx.Err()
-	case <-time.After(time.Since(begun)):
-		return nil
 	}
+	return nil
 }
 
 // job moves one job on, by one slice at most where there is much to do; left is whether some of that remains.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/timescale"
 )
 
@@ -24,11 +25,7 @@ func (db *DB) CheckOldNodes(ctx context.Context, lowest int64) error {
 		return err
 	}
 	for until := time.Now().Add(leaseTime); ; {
-		timer := time.NewTimer(leaseLook)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !clock.Sleep(ctx, leaseLook) {
 			return ctx.Err()
 		}
 		now, err := db.oldLeases(ctx, lowest)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -61,12 +62,7 @@ func (x *Transactions) Run(ctx context.Context, doing string, run func(ctx conte
 			return x.Host.UseError(ctx, doing, err)
 		}
 		x.Host.Log().Warn("a transaction failed and is repeated", "doing", doing, "error", OneLine(err))
-		pause := time.NewTimer(time.Duration(attempt*attempt) * 5 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-		}
+		clock.Sleep(ctx, time.Duration(attempt*attempt)*5*time.Millisecond)
 	}
 }
 
