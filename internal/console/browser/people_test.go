@@ -113,7 +113,9 @@ func TestKeyboardSkips(t *testing.T) {
 	if _, err := n.SetPolicy(t.Context(), json.RawMessage(`{"rules":[{"name":"careful","tools":["self.test.fail"],"action":"confirm"}]}`), 0); err != nil {
 		t.Fatal(err)
 	}
-	p := b.open(t, n, n.Token(t), "/console/devices/"+first+"/tools?user=1&tool=self.test.fail")
+	// The keys are there with what they lead to, not a frame later: a person's first key comes before it on a busy machine.
+	const late = "{ const real = setTimeout; window.requestAnimationFrame = () => 0; window.setTimeout = (f, ms, ...args) => real(f, ms === 35 ? 3000 : ms, ...args); }"
+	p := b.openAt(t, n.Info.API, n.Token(t), "/console/devices/"+first+"/tools?user=1&tool=self.test.fail", late)
 	p.expect(428)
 	p.await("document.title.endsWith('fleetd') && !!document.querySelector('.skip')")
 	p.press("\t")

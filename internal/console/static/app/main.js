@@ -1,5 +1,5 @@
 // The frame of the console: login, navigation, dialogs that requests ask for, and the choice of the page.
-import { html, render, useEffect, useRef, useState } from "./html.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import * as api from "./api.js";
 import { Login, Confirmation } from "./session.js";
 import { until, utc } from "./format.js";
@@ -126,7 +126,7 @@ function Live() {
 function Search({ q }) {
   const field = useRef(null);
   useEffect(() => { field.current.value = q; }, [q]);
-  useEffect(() => {
+  useLayoutEffect(() => { // with the field, not a frame later, when a first key may have been pressed
     const press = (event) => {
       if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, [contenteditable]")) return;
       event.preventDefault();
