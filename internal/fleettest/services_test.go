@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -153,6 +154,11 @@ func TestExternalNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := programs.Start(t, "--nats", url, "--nats-prefix", prefix, "--photo-limit", "64MiB", "--event-limit", "64MiB", "--notification-limit", "64MiB")
+	// The other tests create and delete streams on this server: if it is late, what the first devices do would not be stored.
+	node.Await(t, "the streams are there", 20*time.Second, func() bool {
+		status, _ := get(t, node.Info.API+"/readyz", nil)
+		return status == http.StatusOK
+	})
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", "2", "--profile", "fw-2.4", "--notify", "1s")
 	node.AwaitReady(t, 2)
 	const id = "02:f1:ee:00:00:00"
