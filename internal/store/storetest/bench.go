@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 )
 
 // Benchmark measures how fast rows become durable, in devices per second: one
@@ -58,10 +59,10 @@ func Benchmark(b *testing.B, makeDatabase Maker) {
 				// As many devices as a storm has in progress; without a bound
 				// rows would only be coalesced.
 				if n%100 == 0 && s.Stats().PresenceWaiting.Load() > 1500 {
-					eventually(b, "room in the queue", func() bool { return s.Stats().PresenceWaiting.Load() < 1000 })
+					devicetest.Eventually(b, "room in the queue", func() bool { return s.Stats().PresenceWaiting.Load() < 1000 })
 				}
 			}
-			eventually(b, "rows written", func() bool {
+			devicetest.Eventually(b, "rows written", func() bool {
 				st := s.Stats()
 				return st.DevicesWaiting.Load()+st.PresenceWaiting.Load()+st.HistoryWaiting.Load() == 0
 			})

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/store"
 )
 
@@ -164,7 +165,7 @@ func testCommitted(t *testing.T, db Database) {
 			}
 		})
 	}
-	eventually(t, "all callbacks", func() bool { return calls.Load() >= n })
+	devicetest.Eventually(t, "all callbacks", func() bool { return calls.Load() >= n })
 	settle(t, s)
 	if calls.Load() != n || missing.Load() != 0 {
 		t.Errorf("%d calls, want %d; %d before their rows were visible", calls.Load(), n, missing.Load())

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/jobstore"
 )
@@ -333,7 +334,7 @@ func testTakenDevice(t *testing.T, f *jobFleet) {
 		}
 		result <- begun
 	}()
-	eventually(t, "the transaction waits", func() bool {
+	devicetest.Eventually(t, "the transaction waits", func() bool {
 		return f.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
 	})
 	if err := other.Commit(); err != nil {
@@ -367,7 +368,7 @@ func testKilledTransaction(t *testing.T, f *jobFleet) {
 		}
 		failed <- err
 	}()
-	eventually(t, "the transaction waits and is ended", func() bool {
+	devicetest.Eventually(t, "the transaction waits and is ended", func() bool {
 		return f.Count(t, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
 	})
 	if err := <-failed; !errors.Is(err, devices.ErrDatabase) || errors.Is(err, devices.ErrUncertain) {
@@ -381,7 +382,7 @@ func testKilledTransaction(t *testing.T, f *jobFleet) {
 		t.Errorf("%d tasks wait", n)
 	}
 	var begun []jobs.Task
-	eventually(t, "the database is used again", func() bool {
+	devicetest.Eventually(t, "the database is used again", func() bool {
 		var err error
 		begun, _, err = f.stores[0].Begin(t.Context(), "n", "i", candidates(&j, macs(1, 3)...))
 		return err == nil
@@ -406,7 +407,7 @@ func testUncertainBegin(t *testing.T, f *jobFleet) {
 	cut := make(chan struct{})
 	go func() {
 		defer close(cut)
-		eventually(t, "the commit is on its way", func() bool {
+		devicetest.Eventually(t, "the commit is on its way", func() bool {
 			return f.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`) > 0
 		})
 		proxy.Stop()
@@ -416,7 +417,7 @@ func testUncertainBegin(t *testing.T, f *jobFleet) {
 	if !errors.Is(err, devices.ErrUncertain) || !errors.Is(err, devices.ErrDatabase) || len(begun) != 2 {
 		t.Fatalf("%d may have begun, %v", len(begun), err)
 	}
-	eventually(t, "the server commits", func() bool { return f.Count(t, `SELECT count(*) FROM tasks WHERE state = 'running'`) == 2 })
+	devicetest.Eventually(t, "the server commits", func() bool { return f.Count(t, `SELECT count(*) FROM tasks WHERE state = 'running'`) == 2 })
 	f.Exec(t, `DROP TRIGGER slow ON jobs`)
 	proxy.Start()
 	waitReady(t, host)

@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/store"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
@@ -248,13 +249,13 @@ func testSlowTransaction(t *testing.T, db Database) {
 		}
 		run(`INSERT INTO changes VALUES ($1, $2, 'slow', 'name', '"x"', 'test', 1)`, revision, fmt.Sprint("slow-", n))
 		read := pages.Load()
-		eventually(t, "others decide, and the reader has read twice", func() bool { return deciding.Load() == deciders && pages.Load() >= read+2 })
+		devicetest.Eventually(t, "others decide, and the reader has read twice", func() bool { return deciding.Load() == deciders && pages.Load() >= read+2 })
 		made := decided.Load()
 		run("COMMIT")
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "others have decided", func() bool { return decided.Load() > made })
+		devicetest.Eventually(t, "others have decided", func() bool { return decided.Load() > made })
 	}
 	cancel()
 	others.Wait()
@@ -1122,7 +1123,7 @@ func testDecideAway(t *testing.T, db Database) {
 		_, err := l.Decide(context.WithoutCancel(t.Context()), []devices.Decision{decision("x", member)})
 		second <- err
 	}()
-	eventually(t, "the second was accepted, and waits", func() bool { return host.asked.Load() > asked })
+	devicetest.Eventually(t, "the second was accepted, and waits", func() bool { return host.asked.Load() > asked })
 	host.away.Store(true)
 	close(release)
 	mustBe(t, <-second, devices.ErrDatabase)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/racetest"
 	"fleetd/internal/selector"
 	"fleetd/internal/store"
@@ -421,7 +422,7 @@ func reportReads(t *testing.T, db Database) {
 		t.Fatal(err)
 	}
 	db.Exec(t, `SELECT pg_terminate_backend(pid) `+connections)
-	eventually(t, "the store's connections have ended", func() bool {
+	devicetest.Eventually(t, "the store's connections have ended", func() bool {
 		return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1::text::int[])`, pids) == 0
 	})
 	db.Exec(t, `CREATE TABLE last_read AS SELECT 1 AS n`)
@@ -432,7 +433,7 @@ func reportReads(t *testing.T, db Database) {
 	if err := last.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the last read is counted", func() bool {
+	devicetest.Eventually(t, "the last read is counted", func() bool {
 		return db.Count(t, `SELECT COALESCE(sum(seq_tup_read), 0) FROM pg_stat_user_tables WHERE relname = 'last_read'`) > 0
 	})
 }

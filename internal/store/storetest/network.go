@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/store"
 )
 
@@ -43,7 +44,7 @@ func RunNetwork(t *testing.T, makeDatabase Maker) {
 // notReady waits until the store has detected that the database is unreachable.
 func notReady(t *testing.T, s *store.Store) {
 	t.Helper()
-	eventually(t, "outage noticed", func() bool { return s.Ready() != nil })
+	devicetest.Eventually(t, "outage noticed", func() bool { return s.Ready() != nil })
 	mustBe(t, s.Ready(), devices.ErrDatabase)
 }
 
@@ -91,7 +92,7 @@ func testDegradedOpen(t *testing.T, db Database) {
 	}
 	proxy.Start()
 	waitReady(t, s)
-	eventually(t, "rows written", func() bool { return committed.Load() == 600 })
+	devicetest.Eventually(t, "rows written", func() bool { return committed.Load() == 600 })
 	settle(t, s)
 	if n := db.Count(t, `SELECT count(*) FROM devices d JOIN presence p ON p.device = d.device WHERE d.board <> '' AND p.online`); n != 600 {
 		t.Errorf("%d devices with presence, want 600", n)
@@ -131,7 +132,7 @@ func testOutage(t *testing.T, db Database) {
 	}
 	for range 2 {
 		save(1500)
-		eventually(t, "a group in this round", func() bool {
+		devicetest.Eventually(t, "a group in this round", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return len(calls) > n-1500
@@ -146,7 +147,7 @@ func testOutage(t *testing.T, db Database) {
 		waitReady(t, s)
 	}
 	settle(t, s)
-	eventually(t, "all are reported", func() bool {
+	devicetest.Eventually(t, "all are reported", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(calls) == n
@@ -184,7 +185,7 @@ func testKilled(t *testing.T, db Database) {
 		db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fleetd' AND datname = current_database()`)
 	}
 	s.SaveFacts(facts(5))
-	eventually(t, "a row after the last kill", func() bool {
+	devicetest.Eventually(t, "a row after the last kill", func() bool {
 		row, err := s.Find(t.Context(), mac(5))
 		if err != nil {
 			mustBe(t, err, devices.ErrDatabase)
@@ -213,13 +214,13 @@ func testWriterAlone(t *testing.T, db Database) {
 	}
 	s.SaveFacts(devices.Check{Device: "x", Facts: devices.Facts{Board: "b", CheckedAt: start}})
 	begin := time.Now()
-	eventually(t, "six attempts", func() bool { return s.Stats().Retries.Load() >= 6 })
+	devicetest.Eventually(t, "six attempts", func() bool { return s.Stats().Retries.Load() >= 6 })
 	if took := time.Since(begin); took < 200*time.Millisecond {
 		t.Errorf("six attempts within %s", took)
 	}
 	mustBe(t, s.Ready(), devices.ErrDatabase)
 	proxy.Start()
-	eventually(t, "the row written", func() bool { return s.Stats().DeviceRows.Load() > 1 && s.Ready() == nil })
+	devicetest.Eventually(t, "the row written", func() bool { return s.Stats().DeviceRows.Load() > 1 && s.Ready() == nil })
 	if got := find(t, s, "x").Device; got.Board != "b" {
 		t.Errorf("%+v", got)
 	}
@@ -304,18 +305,18 @@ func testRefusedLate(t *testing.T, db Database) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	mustBe(t, s.WaitReady(ctx), store.ErrConfig)
-	eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"database cannot be used\"") })
+	devicetest.Eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"database cannot be used\"") })
 	// Once the operator has fixed it, it is used without a restart.
 	db.Exec(t, `UPDATE fleet SET value = '1' WHERE key = 'lowest_schema'`)
-	eventually(t, "database usable", func() bool { return s.Ready() == nil })
+	devicetest.Eventually(t, "database usable", func() bool { return s.Ready() == nil })
 	// A newer node migrates it under this one, which may go on, and then once more.
 	db.Exec(t, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9001, TRUE)`)
 	proxy.Stop()
-	eventually(t, "the outage is noticed", func() bool { return s.Ready() != nil })
+	devicetest.Eventually(t, "the outage is noticed", func() bool { return s.Ready() != nil })
 	proxy.Start()
-	eventually(t, "usable after an outage", func() bool { return s.Ready() == nil })
+	devicetest.Eventually(t, "usable after an outage", func() bool { return s.Ready() == nil })
 	db.Exec(t, `UPDATE fleet SET value = '9001' WHERE key = 'lowest_schema'`)
-	eventually(t, "refused while it runs", func() bool { return errors.Is(s.Ready(), store.ErrConfig) })
+	devicetest.Eventually(t, "refused while it runs", func() bool { return errors.Is(s.Ready(), store.ErrConfig) })
 	db.Exec(t, `DELETE FROM goose_db_version WHERE version_id = 9001`)
 }
 

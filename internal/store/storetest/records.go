@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/selector"
 	"fleetd/internal/store"
 )
@@ -332,7 +333,7 @@ func testStaleWrite(t *testing.T, db Database) {
 	save("d", 5, 1, true, "me") // again, as after a lost answer
 	save("e", 5, 1, true, "me")
 	settle(t, s)
-	eventually(t, "the newer rows are reported", func() bool {
+	devicetest.Eventually(t, "the newer rows are reported", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(reported) >= 2
@@ -363,7 +364,7 @@ func testLeaseBesideRows(t *testing.T, db Database) {
 		t.Fatal(err)
 	}
 	s.SavePresence(fullPresence(mac(1), 2, 1))
-	eventually(t, "the row waits", func() bool {
+	devicetest.Eventually(t, "the row waits", func() bool {
 		return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), patience/4)

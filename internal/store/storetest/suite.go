@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/store"
 )
 
@@ -127,21 +128,6 @@ func closeStore(t testing.TB, s *store.Store) {
 	}
 }
 
-// eventually polls until the condition holds.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(patience)
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
-
 var markers atomic.Int64
 
 // settle returns once everything saved before is in the database. A slow
@@ -154,7 +140,7 @@ func settle(t testing.TB, s *store.Store) {
 	}
 	for !empty() {
 		groups := st.Groups.Load()
-		eventually(t, "queues empty, or a group written", func() bool { return empty() || st.Groups.Load() > groups })
+		devicetest.Eventually(t, "queues empty, or a group written", func() bool { return empty() || st.Groups.Load() > groups })
 	}
 }
 
