@@ -52,6 +52,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		p.visit(fmt.Sprintf("/console/devices/02:f1:ee:00:00:%02x", i))
 		p.shows("node-1")
 	}
+	p.live() // the last page has its stream before another node could give it one
 	c.Nodes[0].Run(t)
 	reach(0, fleettest.None)
 
