@@ -316,22 +316,16 @@ func (p *Ports) Of(id devices.ID) (d devices.Device, n devices.Presence, history
 	return d, p.Presences[id], history, p.Held[id]
 }
 
-// Eventually waits until done, looking every few milliseconds, and fails the
-// test after 30 seconds.
+// Eventually waits until done, and fails the test after 30 seconds. It looks after an eighth of what it has waited, 1 to 25 ms: what
+// comes soon is seen soon, and what takes long does not lose the processor to who looks for it.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	const limit = 30 * time.Second // a machine that builds beside the tests may take 10 s for what takes milliseconds
-	for begun := time.Now(); !done(); time.Sleep(Pause(begun, 25*time.Millisecond)) {
+	for begun := time.Now(); !done(); time.Sleep(min(max(time.Since(begun)/8, time.Millisecond), 25*time.Millisecond)) {
 		if time.Since(begun) > limit {
 			t.Fatalf("did not come true within %v: %s", limit, what)
 		}
 	}
-}
-
-// Pause is how long a test that waits since begun lets pass before it looks again: an eighth of what it has waited, at least 1 ms, at
-// most a limit. What comes soon is seen soon, and what takes long does not lose the processor to who looks for it.
-func Pause(begun time.Time, most time.Duration) time.Duration {
-	return min(max(time.Since(begun)/8, time.Millisecond), most)
 }
 
 // Record implements audit.Auditor.
