@@ -61,12 +61,15 @@ func TestTabsShareAStream(t *testing.T) {
 				for _, p := range tabs {
 					p.counts("offline", offline)
 				}
-				total := 0
-				for _, p := range pages {
-					total += p.sent("GET /v1/events")
+				total := func() (sum int) {
+					for _, p := range pages {
+						sum += p.sent("GET /v1/events")
+					}
+					return sum
 				}
-				if total != streams {
-					t.Errorf("%d streams, want %d", total, streams)
+				tabs[0].awaitThat("the streams are noted", func() bool { return total() >= streams }) // what a tab sends is noted a moment later
+				if total() != streams {
+					t.Fatalf("%d streams, want %d", total(), streams)
 				}
 			}
 			followed(pages, 1)
