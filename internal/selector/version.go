@@ -23,7 +23,7 @@ func VersionKey(version string) (key string, ok bool) {
 	var room [8]int
 	parts, ok := AppendVersion(room[:0], version)
 	for _, n := range parts {
-		b = fmt.Appendf(b, "%010d", n-math.MinInt32)
+		b = fmt.Appendf(b, "%010d", int64(n)-math.MinInt32)
 	}
 	if !ok {
 		return "", false
@@ -46,17 +46,17 @@ func CompareVersions(a, b string) (order int, ok bool) {
 // AppendVersion appends the parts of a version. ok is false if the firmware cannot parse it; the empty version has no parts.
 func AppendVersion(parts []int, version string) (all []int, ok bool) {
 	for version != "" {
-		var n int
+		var n int64 // of 32 bits: an int holds it on every machine
 		if n, version, ok = versionPart(version); !ok {
 			return nil, false
 		}
-		parts = append(parts, n)
+		parts = append(parts, int(n))
 	}
 	return parts, true
 }
 
 // versionPart parses the first part of a version that is not empty, and returns the text after its dot.
-func versionPart(version string) (n int, rest string, ok bool) {
+func versionPart(version string) (n int64, rest string, ok bool) {
 	part, rest, _ := strings.Cut(version, ".")
 	part = strings.TrimLeft(part, " \t\n\v\f\r")
 	negative := false
@@ -71,7 +71,7 @@ func versionPart(version string) (n int, rest string, ok bool) {
 		if c < '0' || c > '9' {
 			break
 		}
-		if n = n*10 + int(c-'0'); n > math.MaxInt32+1 {
+		if n = n*10 + int64(c-'0'); n > math.MaxInt32+1 {
 			return 0, rest, false
 		}
 	}
