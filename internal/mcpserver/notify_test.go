@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/selector"
 )
@@ -65,6 +67,32 @@ func TestListChanged(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Changes of the policy during a comparison of all lists, which asks other nodes for each, make one more, not one each.
+func TestPolicyChangesDoNotPileUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleetInMemory(t)
+		if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		const open, each, changes = 20, 200 * time.Millisecond, 4 // one comparison lasts 4 s
+		for range open {
+			session := f.open(t, PathDevices+string(robot), admin)
+			f.send(t, http.MethodPost, PathDevices+string(robot), admin, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`,
+				"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18")
+		}
+		asked := f.ports.SlowNodes(each)
+		for range changes {
+			devicetest.SetPolicy(t, f.service, access.Policy{})
+			time.Sleep(2 * sweepEvery)
+		}
+		time.Sleep(time.Minute)
+		if n := asked(); n != 2*open {
+			t.Errorf("%d questions for %d lists, not one for each and once more", n, open)
+		}
+	})
 }
 
 func TestResources(t *testing.T) {

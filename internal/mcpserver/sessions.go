@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
 )
 
 // sessions records the owners of sessions and requests, limits their numbers, and ends
@@ -398,9 +399,17 @@ func (s *sessions) endAll() {
 }
 
 // sweep ends the sessions and streams of keys that were revoked or have expired, ends
-// all of them when the node stops, and detects policy changes. It never blocks.
+// all of them when the node stops, and detects policy changes. It never blocks: the lists are compared by another goroutine,
+// which asks other nodes for most sessions. What changes meanwhile is compared once more, however often it does.
 func (s *Server) sweep() {
 	guard, drained := s.opt.Service.Guard(), false
+	changed := make(chan struct{}, 1)
+	defer close(changed)
+	s.tasks.Go(func() {
+		for range changed {
+			s.toolLists.recheck("")
+		}
+	})
 	for now := range clock.Ticks(s.ctx, sweepEvery) {
 		for _, answer := range s.sessions.heartbeatsDue(now) {
 			s.tasks.Go(answer.writeHeartbeat) // each may block on a slow client
@@ -410,7 +419,7 @@ func (s *Server) sweep() {
 		s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 		if g := s.opt.Service.Guard(); g != guard {
 			guard = g
-			s.tasks.Go(func() { s.toolLists.recheck("") }) // asks other nodes for most sessions
+			tasks.Signal(changed)
 		}
 		if !drained && s.opt.Draining() {
 			drained = true
