@@ -68,7 +68,8 @@ func ParseDevice(msg []byte) (Device, error) {
 	var seen [len(members)]bool
 	walk := jsonspan.Object(msg)
 	for walk.Next() {
-		i := slices.IndexFunc(members[:], func(name string) bool { return name == string(walk.Key()) })
+		key := walk.Key() // once: it may have escapes
+		i := slices.IndexFunc(members[:], func(name string) bool { return name == string(key) })
 		if i < 0 || seen[i] {
 			continue // as in cJSON, the first of duplicate keys counts
 		}

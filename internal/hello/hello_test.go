@@ -245,3 +245,22 @@ func integerOf(m jsontest.Member, limit float64) (int, bool) {
 func isTrue(list []jsontest.Member, name string) bool {
 	return slices.Contains(list, jsontest.Member{Key: name, Value: "true"})
 }
+
+// What a member's name costs does not depend on how many members are known: a hostile hello may have thousands with escapes.
+func TestNamesAreReadOnce(t *testing.T) {
+	const names = 1000
+	msg := []byte(`{"type":"hello"` + strings.Repeat(`,"\u00e9":1`, names) + `}`)
+	once := testing.AllocsPerRun(10, func() {
+		for walk := jsonspan.Object(msg); walk.Next(); {
+			_ = walk.Key()
+		}
+	})
+	got := testing.AllocsPerRun(10, func() {
+		if _, err := ParseDevice(msg); err != nil {
+			t.Error(err)
+		}
+	})
+	if once < names || got > once+10 {
+		t.Errorf("%v allocations, where the names once need %v", got, once)
+	}
+}
