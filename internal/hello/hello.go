@@ -68,8 +68,7 @@ func ParseDevice(msg []byte) (Device, error) {
 	var seen [len(members)]bool
 	walk := jsonspan.Object(msg)
 	for walk.Next() {
-		key := walk.Key() // once: it may have escapes
-		i := slices.IndexFunc(members[:], func(name string) bool { return name == string(key) })
+		i := slices.Index(members[:], string(walk.Key()))
 		if i < 0 || seen[i] {
 			continue // as in cJSON, the first of duplicate keys counts
 		}
