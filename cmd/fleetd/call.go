@@ -70,7 +70,7 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	result, job, err := c.CallLater(ctx, call.Device, call.Tool, request, later, call.Key)
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation != "" {
+	if problem, ok := errors.AsType[*apiclient.Problem](err); ok && problem.Confirmation != "" {
 		if err := call.confirm(a, problem); err != nil {
 			return err
 		}

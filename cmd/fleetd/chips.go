@@ -62,8 +62,7 @@ func readChips(stdin io.Reader, name string) ([]api.NewChip, error) {
 			break
 		}
 		if err != nil {
-			var at *csv.ParseError
-			if errors.As(err, &at) {
+			if at, ok := errors.AsType[*csv.ParseError](err); ok {
 				return nil, failed("line %d is not CSV: %w", at.Line, at.Err)
 			}
 			return nil, failed("read the chip keys: %w", err)

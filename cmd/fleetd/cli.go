@@ -219,7 +219,7 @@ func (a *app) report(ctx context.Context, err error) int {
 	if a.jsonErrors {
 		return a.reportJSON(err)
 	}
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call != "" {
+	if problem, ok := errors.AsType[*apiclient.Problem](err); ok && problem.Call != "" {
 		fmt.Fprintln(a.stderr, "fleetd: call "+cleantext.Line(problem.Call)+" failed")
 	}
 	fmt.Fprintln(a.stderr, "fleetd: "+cleantext.Line(err.Error()))
@@ -234,7 +234,7 @@ func (a *app) reportJSON(err error) int {
 		Exit    int             `json:"exit"`
 		Problem json.RawMessage `json:"problem,omitempty"`
 	}{Error: cleantext.Line(err.Error()), Exit: exitCode(err)}
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && json.Valid(problem.Raw) {
+	if problem, ok := errors.AsType[*apiclient.Problem](err); ok && json.Valid(problem.Raw) {
 		report.Problem = problem.Raw
 	}
 	var line bytes.Buffer
@@ -249,8 +249,7 @@ func (a *app) reportJSON(err error) int {
 }
 
 func exitCode(err error) int {
-	var exit exitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[exitError](err); ok {
 		return exit.code
 	}
 	var problem *apiclient.Problem

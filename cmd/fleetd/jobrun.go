@@ -253,7 +253,7 @@ func (f *jobFlags) start(ctx context.Context, a *app, spec api.NewJob) error {
 	}
 	create.Header = apiclient.IdempotencyKey(f.Key)
 	made, err := apiclient.Send[apiclient.Answer[api.Job]](ctx, c, create)
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation != "" {
+	if problem, ok := errors.AsType[*apiclient.Problem](err); ok && problem.Confirmation != "" {
 		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", cleantext.Line(problem.Rule))) {
 			return exitError{fmt.Errorf("the job needs a yes (rule %s); nothing was started: add --yes to confirm it", problem.Rule), exitRefused}
 		}

@@ -68,7 +68,7 @@ func (cmd *photosListCmd) download(ctx context.Context, a *app, c *apiclient.Cli
 		return err // nil if the file exists
 	}
 	size, err := writeFile(path, func(w io.Writer) (int64, error) { return c.Photo(ctx, p.ID, w) })
-	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Code == "not_found" {
+	if problem, ok := errors.AsType[*apiclient.Problem](err); ok && problem.Code == "not_found" {
 		return nil // deleted since it was listed
 	}
 	if err != nil || cmd.JSON {

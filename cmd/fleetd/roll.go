@@ -172,8 +172,7 @@ func (a *app) followGroup(ctx context.Context, c *apiclient.Client, group string
 
 // firstExit is the first of joined errors, whose exit status counts.
 func firstExit(err error) error {
-	var exit exitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[exitError](err); ok {
 		return exit
 	}
 	return err

@@ -156,12 +156,10 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 			ErrNoNode, c.local, c.base)
 	}
 	// The sentence contains the URL; what http wraps around the cause would repeat it.
-	var wrapped *url.Error
-	if errors.As(err, &wrapped) {
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
 	}
-	var untrusted *tls.CertificateVerificationError
-	if errors.As(err, &untrusted) {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		err = fmt.Errorf("%w; if a private authority signed the certificate, name a file with the authority's certificate in SSL_CERT_FILE", err)
 	}
 	return fmt.Errorf("cannot reach the API at %s: %w", c.base, err)

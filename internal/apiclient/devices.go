@@ -192,8 +192,7 @@ func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options Impo
 		contentType = "application/x-ndjson"
 	}
 	resp, err := c.do(ctx, http.MethodPost, pathOf("devices", "import"), query, upload{file, contentType, max(options.Size, -1)}, nil)
-	var problem *Problem
-	if errors.As(err, &problem) {
+	if problem, ok := errors.AsType[*Problem](err); ok {
 		report.Faults, report.Refused = problem.Faults, problem.Refused
 	}
 	if err != nil {

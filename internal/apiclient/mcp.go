@@ -210,7 +210,7 @@ func (b *mcpBridge) send(bridge context.Context, line []byte, m *mcpMessage) {
 	session := b.session
 	b.mu.Unlock()
 	err := b.post(ctx, line, m)
-	if lost := (*Problem)(nil); errors.As(err, &lost) && lost.Status == http.StatusNotFound && m.Method != "initialize" && b.reopen(ctx, session) {
+	if lost, ok := errors.AsType[*Problem](err); ok && lost.Status == http.StatusNotFound && m.Method != "initialize" && b.reopen(ctx, session) {
 		err = b.post(ctx, line, m)
 	}
 	switch {

@@ -195,8 +195,7 @@ func (im *importer) check(file io.ReaderAt) error {
 	if err == nil {
 		err = flush()
 	}
-	var whole *fileFault
-	if errors.As(err, &whole) {
+	if whole, ok := errors.AsType[*fileFault](err); ok {
 		im.report.Refused++
 		im.list(whole.faults)
 		return ErrFaults

@@ -148,8 +148,7 @@ func syntaxFault(err *csv.ParseError) api.LineFault {
 
 func (r *csvReader) read() (row, error) {
 	record, err := r.next()
-	var syntax *csv.ParseError
-	if errors.As(err, &syntax) {
+	if syntax, ok := errors.AsType[*csv.ParseError](err); ok {
 		f := syntaxFault(syntax)
 		r.line = f.Line
 		return row{line: f.Line, faults: []api.LineFault{f}}, nil

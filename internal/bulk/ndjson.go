@@ -144,8 +144,7 @@ func (r *row) readLabels(object []byte, column func([]byte) int64) {
 // syntaxColumn returns the column of the first JSON error.
 func syntaxColumn(text []byte) int64 {
 	var v any
-	var syntax *json.SyntaxError
-	if errors.As(json.Unmarshal(text, &v), &syntax) {
+	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(text, &v)); ok {
 		return max(1, syntax.Offset)
 	}
 	return 1

@@ -31,7 +31,7 @@ func Inspect(in io.ReaderAt, size, most int64, keep func() (to io.Writer, done f
 		}
 	}
 	err := s.all(in, size)
-	if problem := (*Fault)(nil); errors.As(err, &problem) {
+	if problem, ok := errors.AsType[*Fault](err); ok {
 		s.file.Faults = append(s.file.Faults, *problem)
 		err = nil
 	}
@@ -120,7 +120,7 @@ func (s *scan) member(member *zip.File) error {
 	size := int64(member.UncompressedSize64)
 	s.most -= size
 	err = s.binary(name, packed{io.LimitReader(content, size)}, size)
-	if problem := (*Fault)(nil); errors.As(err, &problem) {
+	if problem, ok := errors.AsType[*Fault](err); ok {
 		problem.File = name
 		s.file.Faults = append(s.file.Faults, *problem)
 		err = nil

@@ -123,8 +123,7 @@ func noDisk(err error) error {
 
 // cause is an error without the path, which callers need not know.
 func cause(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
 	}
 	return err
@@ -291,7 +290,7 @@ func (f *files) put(ctx context.Context, id string, content io.Reader) error {
 	if isFull(err) {
 		return &devices.Error{Code: devices.CodeLimitReached, Detail: "the NATS server has no room for the image; delete images, or raise its limit"}
 	}
-	if e := (*devices.Error)(nil); errors.As(err, &e) {
+	if e, ok := errors.AsType[*devices.Error](err); ok {
 		return e
 	}
 	return noStore(err)

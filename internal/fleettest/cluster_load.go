@@ -162,8 +162,7 @@ func (l *Load) Outcomes() map[string]int {
 
 // problemCode is the code of a problem object, or the text of another error.
 func problemCode(err error) string {
-	var p *apiclient.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*apiclient.Problem](err); ok {
 		return p.Code
 	}
 	return fmt.Sprint(err)

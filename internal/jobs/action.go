@@ -117,8 +117,7 @@ func (c call) check(_ *api.JobSpec, f *faults) {
 	case len(c.Arguments) > 0 && jsonspan.KindOf(c.Arguments) != jsonspan.KindObject:
 		f.add("/action/call/arguments", "must be an object")
 	default:
-		var text *devices.Error
-		if errors.As(devices.CheckText("arguments", c.Arguments), &text) {
+		if text, ok := errors.AsType[*devices.Error](devices.CheckText("arguments", c.Arguments)); ok {
 			for _, fault := range text.Faults {
 				f.add("/action/call/arguments"+fault.Pointer, "%s", fault.Detail)
 			}

@@ -39,8 +39,7 @@ func errCancelled() error {
 
 // wrongArgument describes a decoding error in terms of JSON, not of Go.
 func wrongArgument(err error) string {
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Sprintf("%s has the wrong type %s", cmp.Or(wrong.Field, "the value"), wrong.Value)
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")

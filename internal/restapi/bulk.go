@@ -254,8 +254,7 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 	n, err := io.Copy(f, io.LimitReader(body, most+1))
 	switch {
 	case err != nil:
-		var fault *os.PathError
-		if errors.As(err, &fault) {
+		if _, ok := errors.AsType[*os.PathError](err); ok {
 			err = s.noDisk(err)
 		}
 	case n > most:

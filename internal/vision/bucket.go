@@ -247,7 +247,7 @@ func (b *bucket) discard(ctx context.Context, object string) {
 }
 
 func storeError(err error) error {
-	if refused := (*refusal)(nil); errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused
 	}
 	return unavailable(err)

@@ -131,7 +131,7 @@ func (c *chat) send(ctx context.Context, method, path, body string) ([]byte, err
 	}
 	answer, err := c.client.Do(r)
 	if err != nil {
-		if fault := (*url.Error)(nil); errors.As(err, &fault) {
+		if fault, ok := errors.AsType[*url.Error](err); ok {
 			err = fault.Err
 		}
 		return nil, fmt.Errorf("--vision-url does not answer: %w", err)

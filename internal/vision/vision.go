@@ -329,7 +329,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 	taken, err := s.storeInSlot(w, r, &u)
 	s.addresses.Release(addr) // an explanation needs no slot
 	if err != nil {
-		if refused := (*refusal)(nil); errors.As(err, &refused) && refused.reason == reasonSlow {
+		if refused, ok := errors.AsType[*refusal](err); ok && refused.reason == reasonSlow {
 			s.markSlow(u.device, time.Now())
 		}
 		s.answer(w, r, u, answer{}, err)

@@ -91,8 +91,7 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 		"webhook-id": {id}, "webhook-timestamp": {timestamp}, "webhook-signature": {sign(key, id, timestamp, body)}}
 	resp, err := s.client.Do(req)
 	if err != nil {
-		var of *url.Error
-		if errors.As(err, &of) {
+		if of, ok := errors.AsType[*url.Error](err); ok {
 			if of.Timeout() {
 				return 0, fmt.Errorf("no answer within %s", sendTimeout)
 			}

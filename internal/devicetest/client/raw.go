@@ -52,7 +52,7 @@ func (r Raw) Ended(limit time.Duration) (sent []byte, took time.Duration) {
 	begun := time.Now()
 	_ = r.SetReadDeadline(begun.Add(limit))
 	sent, err := io.ReadAll(r)
-	if network := net.Error(nil); errors.As(err, &network) && network.Timeout() {
+	if network, ok := errors.AsType[net.Error](err); ok && network.Timeout() {
 		r.t.Errorf("the connection was still open after %v; received %x", limit, sent)
 	}
 	return sent, time.Since(begun)

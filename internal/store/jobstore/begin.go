@@ -199,8 +199,7 @@ func (t *transaction) start(ctx context.Context, node, instance string, tasks []
 
 // conflictOf returns database.ErrConcurrent, for another attempt, if another node has begun a task of the same device meanwhile.
 func conflictOf(t *transaction, err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "23505" {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23505" {
 		t.Conflicts.Add(1)
 		return database.ErrConcurrent
 	}

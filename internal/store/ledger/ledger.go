@@ -389,8 +389,7 @@ func (l *Ledger) runOne(ctx context.Context, r *request) {
 		return
 	}
 	err := l.transact(ctx, "writing a decision", r.run)
-	var refused *refusedError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusedError](err); ok {
 		err = fmt.Errorf("the database refuses the decision: %s", database.OneLine(refused.err))
 	}
 	l.end(r, err)
