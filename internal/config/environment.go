@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -46,9 +47,7 @@ func LoadClient(flags Client, environ []string) Client {
 		API:     pick(flags.API, "FLEETD_API"),
 		Token:   pick(flags.Token, "FLEETD_TOKEN"),
 	}
-	if c.DataDir == "" {
-		c.DataDir = defaultDataDir
-	}
+	c.DataDir = cmp.Or(c.DataDir, defaultDataDir)
 	return c
 }
 

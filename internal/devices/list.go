@@ -76,9 +76,7 @@ func (c Cursor) String() string {
 // ParseCursor parses a cursor of a list in this order, or returns ErrCursor. Empty text
 // is the start of the list.
 func ParseCursor(text string, sort Sort) (c Cursor, err error) {
-	if sort == "" {
-		sort = SortID
-	}
+	sort = cmp.Or(sort, SortID)
 	if text == "" {
 		return Cursor{Sort: sort, Number: math.MinInt64}, nil
 	}

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -212,9 +213,7 @@ func (f firmware) check(spec *api.JobSpec, g *faults) {
 		g.add(at+"image", "is missing; give the SHA-256 of an image, or its first 12 digits")
 	}
 	oneOf := func(value *string, name, otherwise, other string) {
-		if *value == "" {
-			*value = otherwise
-		}
+		*value = cmp.Or(*value, otherwise)
 		if *value != otherwise && *value != other {
 			g.add(at+name, "must be %s or %s", otherwise, other)
 		}
@@ -229,9 +228,7 @@ func (f firmware) check(spec *api.JobSpec, g *faults) {
 			g.add(at+"gates", "must be some of %s", strings.Join(Gates, ", "))
 		}
 	}
-	if f.Stay == "" {
-		f.Stay = defaultStay
-	}
+	f.Stay = cmp.Or(f.Stay, defaultStay)
 	span(f.Stay, at+"stay", time.Second, 24*time.Hour, g)
 	for _, code := range f.Allow {
 		if !slices.Contains(Allowable, code) {
@@ -254,9 +251,7 @@ func (f firmware) paceOf(spec *api.JobSpec) {
 	if spec.Pace == nil {
 		spec.Pace = &api.JobPace{}
 	}
-	if spec.Pace.Concurrency == 0 {
-		spec.Pace.Concurrency = defaultTogether
-	}
+	spec.Pace.Concurrency = cmp.Or(spec.Pace.Concurrency, defaultTogether)
 	first := &api.JobStop{Failed: 1}
 	switch {
 	case f.RollbackOf != "": // what brings devices back does not wait for one of them

@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -206,9 +207,7 @@ func CheckPace(p **api.JobPace, at string, f *faults) {
 		*p = &api.JobPace{}
 	}
 	pace := *p
-	if pace.Rate == "" {
-		pace.Rate = DefaultRate
-	}
+	pace.Rate = cmp.Or(pace.Rate, DefaultRate)
 	if _, err := ParseRate(pace.Rate); err != nil {
 		f.add(at+"/rate", "%v", err)
 	}
@@ -235,9 +234,7 @@ func CheckStop(s *api.JobStop, at string, f *faults) {
 		if share, err := api.ParseAmount(s.Share); err != nil || share.Percent == 0 {
 			f.add(at+"/share", "must be a share such as 5%%")
 		}
-		if s.Of == 0 {
-			s.Of = DefaultShareOf
-		}
+		s.Of = cmp.Or(s.Of, DefaultShareOf)
 	}
 	if s.Failed == 0 && s.Share == "" {
 		f.add(at, "needs failed or share")

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -226,10 +227,7 @@ func (s *Server) challenge(r *http.Request) string {
 // metadata implements RFC 9728: the protected resource, how to send a token, and the authorization server if there is one.
 // Without one, operators create keys.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
-	resource := strings.TrimPrefix(r.URL.Path, PathMetadata)
-	if resource == "" {
-		resource = PathMCP
-	}
+	resource := cmp.Or(strings.TrimPrefix(r.URL.Path, PathMetadata), PathMCP)
 	if !Handles(resource) || strings.HasPrefix(resource, PathMetadata) || r.Method != http.MethodGet {
 		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return

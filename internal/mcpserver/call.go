@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -97,9 +98,7 @@ func structured(v any) *mcp.CallToolResult {
 // run calls one tool of one device. c.Confirmation is the token of a confirmation
 // request of the core. It is valid once, for this caller, device, tool and arguments.
 func (s *Server) run(ctx context.Context, by access.Principal, c devices.ToolCall, timeout time.Duration) (devices.ToolResult, []mcp.Content, error) {
-	if timeout == 0 {
-		timeout = dispatch.TimeoutFor(c.Tool)
-	}
+	timeout = cmp.Or(timeout, dispatch.TimeoutFor(c.Tool))
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c.Principal = by

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -37,10 +38,7 @@ func (n *node) announce() {
 	services := "in this process only; --nats-listen opens a port"
 	switch {
 	case n.bus.embedded == nil:
-		services = n.bus.conn.ConnectedUrlRedacted()
-		if services == "" {
-			services = "not connected yet"
-		}
+		services = cmp.Or(n.bus.conn.ConnectedUrlRedacted(), "not connected yet")
 	case n.bus.url != "":
 		services = n.bus.url
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,9 +163,7 @@ func (b *bus) embed(cfg *config.Config, dir *datadir.Dir, mint *credential.Mint,
 		if opts.Port, err = strconv.Atoi(portText); err != nil {
 			return fmt.Errorf("--nats-listen: port %q is not a number", portText)
 		}
-		if opts.Port == 0 {
-			opts.Port = server.RANDOM_PORT
-		}
+		opts.Port = cmp.Or(opts.Port, server.RANDOM_PORT)
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
 			b.logins = &natsLogins{mint: mint, prefix: cfg.NATSPrefix, callers: map[uint64]*access.Caller{}, server: &b.embedded.server}
 			opts.CustomClientAuthentication = b.logins

@@ -2,6 +2,7 @@ package provision
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -44,10 +45,7 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 	if !utf8.ValidString(c.ClientID) || strings.ContainsRune(c.ClientID, 0) {
 		return c, errors.New("Client-Id is not valid UTF-8 or contains NUL")
 	}
-	id := r.Header.Get("Device-Id")
-	if id == "" {
-		id = mac
-	}
+	id := cmp.Or(r.Header.Get("Device-Id"), mac)
 	if id == "" {
 		return c, errors.New("header Device-Id is missing")
 	}

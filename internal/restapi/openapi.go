@@ -2,6 +2,7 @@ package restapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -140,9 +141,7 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 	if a.public == (a.anyone || a.scope != "") || a.anyone && a.scope != "" {
 		panic(a.id + ": an operation needs a scope, or is for anyone, or is public") // a bug, found by any test
 	}
-	if a.status == 0 {
-		a.status = http.StatusOK
-	}
+	a.status = cmp.Or(a.status, http.StatusOK)
 	if a.scope != "" {
 		a.codes = append(a.codes[:len(a.codes):len(a.codes)], devices.CodeForbidden)
 	}

@@ -120,9 +120,7 @@ func newPageOperation(path string, op *huma.Operation) pageOperation {
 	for _, status := range slices.Sorted(maps.Keys(op.Responses)) {
 		response := op.Responses[status]
 		a := pageAnswer{Status: status, Description: response.Description}
-		if a.Description == "" {
-			a.Description = http.StatusText(op.DefaultStatus)
-		}
+		a.Description = cmp.Or(a.Description, http.StatusText(op.DefaultStatus))
 		a.ContentType, a.Type = pageContent(response.Content)
 		view.Answers = append(view.Answers, a)
 	}

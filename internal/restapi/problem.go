@@ -1,6 +1,7 @@
 package restapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -148,9 +149,7 @@ func refusals(ctx huma.Context, _ string, v any) (any, error) {
 		sentences = append(sentences, strings.TrimPrefix(fault.Location+": "+fault.Message, ": "))
 	}
 	e.Detail = strings.Join(sentences, "; ")
-	if e.Detail == "" {
-		e.Detail = m.Detail
-	}
+	e.Detail = cmp.Or(e.Detail, m.Detail)
 	p := newProblem(e)
 	if c, ok := ctx.(*humaContext); ok {
 		c.status = p.Status

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -147,9 +148,7 @@ func (s sender) Message(body json.RawMessage) error {
 
 func (s sender) Call(tool string, arguments json.RawMessage, timeout time.Duration) (devices.ToolResult, error) {
 	t := s.t
-	if timeout == 0 {
-		timeout = dispatch.TimeoutFor(tool)
-	}
+	timeout = cmp.Or(timeout, dispatch.TimeoutFor(tool))
 	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), timeout)
 	defer cancel()
 	late := func(r devices.ToolResult, err error) {

@@ -4,6 +4,7 @@
 package database
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -155,9 +156,7 @@ func openPostgres(text string) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrConfig, OneLine(err))
 	}
-	if config.ConnectTimeout == 0 {
-		config.ConnectTimeout = connectTimeout
-	}
+	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, connectTimeout)
 	// A server that stopped responding is detected within about 15 s even by a reader without
 	// a deadline.
 	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 6 * time.Second, Interval: 3 * time.Second, Count: 3}}

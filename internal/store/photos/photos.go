@@ -4,6 +4,7 @@
 package photos
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 
@@ -67,9 +68,7 @@ func (x *Index) Remove(ctx context.Context, ids ...string) error {
 // Page returns at most limit photos, newest first, of one device or of all if device is empty: those
 // with ids below before, or the newest if that is empty, down to the id from.
 func (x *Index) Page(ctx context.Context, device devices.ID, before, from string, limit int) ([]devices.Photo, error) {
-	if before == "" {
-		before = "~" // above every id
-	}
+	before = cmp.Or(before, "~") // above every id
 	text, args := " WHERE id < $1 AND id >= $2", []any{database.Clean(before), from, limit}
 	if device != "" {
 		text, args = text+" AND device = $4", append(args, string(device))

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -61,9 +62,7 @@ func (o order) key(c cursor) any {
 // devices.Page.
 func (s *Records) List(ctx context.Context, q devices.ListQuery) (devices.Page, error) {
 	begin := time.Now()
-	if q.Sort == "" {
-		q.Sort = devices.SortID
-	}
+	q.Sort = cmp.Or(q.Sort, devices.SortID)
 	if _, ok := orders[q.Sort]; !ok {
 		return devices.Page{}, fmt.Errorf("cannot sort by %q: use id, name, last_seen or offline_since", q.Sort)
 	}
