@@ -26,7 +26,7 @@ type FirmwareImage struct {
 // StoredImage is what a fleet knows of an image that it keeps.
 type StoredImage struct {
 	Note    string `json:"note,omitempty"`
-	AddedBy string `json:"added_by,omitempty" doc:"This is the name of the key that added the image."`
+	AddedBy string `json:"added_by,omitempty" doc:"This is the name of the key that added the image. Keys that are limited to devices or tools do not see it."`
 	AddedAt Time   `json:"added_at,omitzero"`
 	Devices *int64 `json:"devices,omitempty" doc:"So many devices ran an image with this elf_sha256 at their last OTA check. A key that is limited to devices does not get the number."`
 }

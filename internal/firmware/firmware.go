@@ -331,8 +331,14 @@ func (m *Manager) List(ctx context.Context, by access.Principal, f Filter) ([]ap
 	return list, m.count(ctx, by, list)
 }
 
-// count sets how many devices run images, unless the caller may not see all devices.
+// count sets how many devices run images, unless the caller may not see all devices. A key that is limited to devices or tools does not
+// learn the names of others.
 func (m *Manager) count(ctx context.Context, by access.Principal, list []api.FirmwareImage) error {
+	if by.Caller.OwnJobsOnly() {
+		for i := range list {
+			list[i].AddedBy = ""
+		}
+	}
 	if by.Caller.Limited() || len(list) == 0 {
 		return nil
 	}

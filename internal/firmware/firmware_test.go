@@ -447,6 +447,14 @@ func TestLimitedKeys(t *testing.T) {
 		if err != nil || (got.Devices == nil) != caller.Limited() {
 			t.Errorf("%+v, error %v", got, err)
 		}
+		list, err := f.List(t.Context(), by, firmware.Filter{})
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%+v, error %v", list, err)
+		}
+		// security: K8
+		if got.AddedBy != "" || list[0].AddedBy != "" {
+			t.Errorf("a limited key learns the name of a key: %q, %q", got.AddedBy, list[0].AddedBy)
+		}
 	}
 }
 

@@ -42,7 +42,7 @@ const COLUMNS = [
   { name: c.release, text: release, cell: (i) => html`<${Said} text=${release(i)} /><code class="second faint">${short(i.id)}</code>`, keep: true, bare: true }, { name: c.boards, text: (i) => i.boards.join(", "), cell: (i) => html`<${Said} text=${i.boards.join(", ")} max=${200} />`, keep: true },
   { name: c.chip, text: (i) => i.chip }, { name: c.devices, kind: "right", text: (i) => i.devices ?? "", cell: (i) => count(i.devices) },
   { name: c.findings, text: (i) => i.findings.map((x) => x.code).join(), cell: (i) => html`<${Findings} items=${i.findings} />`, kind: "names" },
-  { name: c.added, text: (i) => i.added_at + i.added_by, cell: (i) => html`<${Time} at=${i.added_at} /> <small>${line(i.added_by, 60)}</small>` }, { name: c.note, text: (i) => i.note || "", kind: "names" }];
+  { name: c.added, text: (i) => i.added_at + (i.added_by || ""), cell: (i) => html`<${Time} at=${i.added_at} /> <small>${line(i.added_by || "", 60)}</small>` }, { name: c.note, text: (i) => i.note || "", kind: "names" }];
 
 function Buttons({ image: i, can, onChange }) {
   const remove = async () => { await request("DELETE", path("v1", "firmware", i.id) + encode({ force: i.devices > 0 })); onChange(); };
