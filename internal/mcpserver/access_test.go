@@ -2,8 +2,10 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -373,4 +375,45 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 		t.Errorf("no token: %d", a.status)
 	}
 	<-late
+}
+
+// A request whose id the SDK would change is refused, and nothing runs: its host would wait for an answer that never comes, and could take it
+// for that of another request.
+func TestIDsThatWouldChange(t *testing.T) {
+	f := newFleet(t)
+	var calls atomic.Int32
+	script := devicetest.NewScript()
+	script.Call = func(string, json.RawMessage) string {
+		calls.Add(1)
+		return `"result":{"content":[{"type":"text","text":"true"}],"isError":false}`
+	}
+	f.connect(t, lamp, script)
+	modern := []string{"Mcp-Protocol-Version", "2026-07-28", "Mcp-Method", "tools/call", "Mcp-Name", "call_device_tool"}
+	const call = `{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"call_device_tool","arguments":{"device":"` + string(lamp) + `","tool":"self.audio_speaker.set_volume","arguments":{"volume":5}}%m}}`
+	body := func(id, meta string) string { return strings.NewReplacer("%s", id, "%m", meta).Replace(call) }
+	if f.send(t, http.MethodPost, PathMCP, admin, body("1", ","+benchMeta), modern...); calls.Swap(0) != 1 {
+		t.Fatal("the call does not reach the device: the test proves nothing")
+	}
+	for era, headers := range map[string][]string{"2026-07-28": modern, "2025-06-18": {"Mcp-Session-Id", f.open(t, PathMCP, admin), "Mcp-Protocol-Version", "2025-06-18"}} {
+		meta := ""
+		if era == "2026-07-28" {
+			meta = "," + benchMeta
+		}
+		for _, id := range []string{"9007199254740993", "-9007199254740993", "12345678901234567890", "1e30", "1.5"} {
+			if a := f.send(t, http.MethodPost, PathMCP, admin, body(id, meta), headers...); a.status != 400 || !strings.Contains(a.body, `"id":`+id+`,`) || !strings.Contains(a.body, "-32600") || calls.Load() != 0 {
+				t.Errorf("%s, id %s: %d %.200s, %d calls", era, id, a.status, a.body, calls.Load())
+			}
+		}
+		for _, id := range []string{"9007199254740992", "-9007199254740992", "0", `"9007199254740993"`} {
+			if a := f.send(t, http.MethodPost, PathMCP, admin, body(id, meta), headers...); a.status != 200 || !strings.Contains(a.body, `"id":`+id+`,`) {
+				t.Errorf("%s, id %s: %d %.200s", era, id, a.status, a.body)
+			}
+		}
+		calls.Store(0)
+	}
+	batch := "[" + body("1", "") + "," + body("9007199254740993", "") + "]"
+	session := f.send(t, http.MethodPost, PathMCP, admin, strings.Replace(hello, "2025-06-18", "2025-03-26", 1)).header.Get("Mcp-Session-Id")
+	if a := f.send(t, http.MethodPost, PathMCP, admin, batch, "Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-03-26"); a.status != 400 || !strings.Contains(a.body, "-32600") || calls.Load() != 0 {
+		t.Errorf("a batch: %d %.200s, %d calls", a.status, a.body, calls.Load())
+	}
 }

@@ -265,6 +265,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
+	case refuseID(out, r):
 	case r.URL.Path == PathSSE:
 		s.serveSSE(out, r, v)
 	case r.Header.Get("Mcp-Protocol-Version") >= revisionModern:

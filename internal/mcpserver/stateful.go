@@ -113,6 +113,51 @@ func refuseBatch(w http.ResponseWriter, r *http.Request) (refused bool) {
 	return true
 }
 
+// maxID is the highest id of a request that is answered with the same one: the SDK reads numbers as float64, and cuts fractions off.
+const maxID = 1 << 53
+
+// refuseID answers a body with an id that would be answered with another one: its host would wait in vain, or take the answer for that of
+// another request. Nothing of a batch with such an id is done.
+func refuseID(w http.ResponseWriter, r *http.Request) (refused bool) {
+	if r.Method != http.MethodPost {
+		return false
+	}
+	body, err := readBody(r)
+	if err != nil || len(body) > BodyLimit { // the SDK sees that, too
+		return false
+	}
+	id := changedID(body)
+	if id == nil {
+		return false
+	}
+	writeError(w, http.StatusBadRequest, errorAnswer(id, jsonrpc.CodeInvalidRequest, "the id of a request must be text, or an integer of at most 2^53: others would be answered with another id"))
+	return true
+}
+
+// changedID returns the first id of a message, or of those of a batch that are read, that is a number which does not stay the same.
+func changedID(body []byte) []byte {
+	if isBatch(body) {
+		n := 0
+		for w := jsonspan.Array(body); n <= MaxBatch && w.Next(); n++ {
+			if isBatch(w.Value()) {
+				continue // it is no message
+			}
+			if id := changedID(w.Value()); id != nil {
+				return id
+			}
+		}
+		return nil
+	}
+	for w := jsonspan.Object(body); w.Next(); {
+		if id := w.Value(); string(w.Key()) == "id" && jsonspan.KindOf(id) == jsonspan.KindNumber {
+			if n, ok := jsonspan.Int(id); !ok || n > maxID || n < -maxID {
+				return id
+			}
+		}
+	}
+	return nil
+}
+
 // isBatch reports whether a body is an array, after the white space of RFC 8259, section 2.
 func isBatch(body []byte) bool {
 	return jsonspan.KindOf(bytes.TrimLeft(body, " \t\r\n")) == jsonspan.KindArray
