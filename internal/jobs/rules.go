@@ -134,9 +134,14 @@ func (j *Job) wants(stage int) int64 {
 	n := ok.Number
 	of := j.eligible()
 	if n == 0 {
-		n = int64(math.Ceil(ok.Percent / 100 * float64(of)))
+		n = ceilShare(ok.Percent, of)
 	}
 	return min(max(n, 1), of)
+}
+
+// ceilShare returns how many of a number a share in percent is, rounded up, but not for the error of a fraction.
+func ceilShare(percent float64, of int64) int64 {
+	return int64(math.Ceil(percent*float64(of)/100 - 1e-9))
 }
 
 // eligible is the number of the round's tasks that could be carried out. A job with stages has one round.
@@ -425,7 +430,7 @@ func (j *Job) stop(s *api.JobStop) {
 	harmed := j.Counts.Of(Failed) + j.Counts.Of(Unknown) + j.Harmed
 	over := s.Failed > 0 && harmed >= int64(s.Failed)
 	if share, err := api.ParseAmount(s.Share); err == nil && ended >= int64(s.Of) {
-		over = over || float64(harmed)*100 >= share.Percent*float64(ended)
+		over = over || harmed >= ceilShare(share.Percent, ended)
 	}
 	if over {
 		j.Halt(ReasonStop)
@@ -502,7 +507,7 @@ func AtRisk(spec *api.JobSpec, total int64) int64 {
 			most = min(most, int64(s.Failed)+together)
 		}
 		if share, err := api.ParseAmount(s.Share); err == nil {
-			most = min(most, max(int64(s.Of), int64(math.Ceil(share.Percent/100*float64(total))))+together)
+			most = min(most, max(int64(s.Of), ceilShare(share.Percent, total))+together)
 		}
 	}
 	return min(most, total)

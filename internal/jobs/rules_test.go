@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -57,6 +58,23 @@ func TestAtRisk(t *testing.T) {
 	}{"no rule": {nil, nil, 100}, "two": {&api.JobStop{Failed: 2}, nil, 12}, "a share": {&api.JobStop{Share: "5%", Of: 20}, nil, 30}, "two, repeated": {&api.JobStop{Failed: 2}, &api.JobRetry{Failed: 1}, 100}} {
 		if got := AtRisk(&api.JobSpec{Pace: &api.JobPace{Concurrency: 10}, Stop: c.stop, Retry: c.retry}, 100); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// A share that is a whole number of devices is not one more by the error of a fraction: 7 % of 100 are 7.
+func TestWholeShares(t *testing.T) {
+	for percent := 1; percent <= 100; percent++ {
+		for of := 100; of <= 10_000; of += 100 {
+			j := Job{RoundN: int64(of / 5)}
+			j.Spec.Stages = []api.JobStage{{OK: api.Amount{Percent: float64(percent)}}}
+			if got, want := j.wants(0), int64((of/5*percent+99)/100); got != want {
+				t.Fatalf("%d %% of %d are %d, want %d", percent, of/5, got, want)
+			}
+			spec := api.JobSpec{Stop: &api.JobStop{Share: strconv.Itoa(percent) + "%", Of: 1}, Pace: &api.JobPace{}}
+			if got, want := AtRisk(&spec, int64(of/5)), int64((of/5*percent+99)/100); got != want {
+				t.Fatalf("%d %% of %d at risk are %d, want %d", percent, of/5, got, want)
+			}
 		}
 	}
 }
