@@ -437,15 +437,18 @@ func (s *Step) seeTarget(c *DeviceCheck) {
 		s.fail(CodeBootLoop, "the device restarted again and again with the image")
 	case t.Phase == PhaseProving:
 	case c.Board != r.Board || differ(c.Display, r.Display):
-		was, is := r.Board+" "+r.Display, c.Board+" "+c.Display
 		s.Job.Halt(ReasonBoard) // whatever the stop rule says
-		s.fail(CodeBoardChanged, "with the image, the device says that it is "+is+", and it was "+was+": the image is of another board")
+		s.fail(CodeBoardChanged, otherBoard(c, r))
 	default:
 		r.flash() // the node that sent the last byte could not always say so
 		r.Proven, r.WebSocket, r.Checks = GateBoot, c.WebSocket, 1
 		s.enter(PhaseProving, 0)
 		s.next(GateBoot)
 	}
+}
+
+func otherBoard(c *DeviceCheck, r *Rollout) string {
+	return "with the image, the device says that it is " + c.Board + " " + c.Display + ", and it was " + r.Board + " " + r.Display + ": the image is of another board"
 }
 
 // next enters the gate after one that was passed, or ends the task.
@@ -541,9 +544,15 @@ func (s *Step) Expire() {
 }
 
 // Correct moves an ended task to ok when a later check shows its image after all: what was wrong is that the device had not come back with
-// it. It never continues a halted job.
-func (s *Step) Correct() {
-	if t := s.Task; t.State == TaskEnded && (t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code) || t.Outcome == Unknown) {
+// it. It never continues a halted job. A device that is another board with the image halts the job also then.
+func (s *Step) Correct(c *DeviceCheck) {
+	t, r := s.Task, s.Task.Rollout
+	if t.State == TaskEnded && t.Outcome == Failed && r != nil && (differ(c.Board, r.Board) || differ(c.Display, r.Display)) {
+		s.Job.Halt(ReasonBoard)
+		t.Code, t.Detail, t.Late = CodeBoardChanged, otherBoard(c, r), true
+		return
+	}
+	if t.State == TaskEnded && (t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code) || t.Outcome == Unknown) {
 		s.Job.Correct(t, OK)
 		t.Outcome, t.Code, t.Detail, t.Late = OK, "", "", true
 	}

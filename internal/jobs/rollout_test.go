@@ -119,7 +119,16 @@ func (r *rolled) do(names ...string) {
 			s.Heard = arg == "heard"
 			s.Expire()
 		case "correct":
-			s.Correct()
+			c := checkOf(newELF)
+			switch arg {
+			case "board":
+				c.Board = "lamp"
+			case "display":
+				c.Display = "1x1"
+			case "unreadable":
+				c.Hardware, c.Display = "", ""
+			}
+			s.Correct(c)
 		case "already":
 			s.Already()
 		case "pause":
@@ -167,6 +176,7 @@ func (r *rolled) outcome() string {
 
 func TestRollout(t *testing.T) {
 	twoFailures := func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} }
+	loose := func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 100} }
 	never := func(s *api.JobSpec) { s.Action.Firmware.Restart = "never" }
 	boot := func(s *api.JobSpec) { s.Action.Firmware.Gates = []string{"boot"} }
 	installed := []string{"call", "check", "get", "half", "all", "new"}
@@ -194,6 +204,9 @@ func TestRollout(t *testing.T) {
 		{"the device refuses it", nil, []string{"call", "check", "get", "all", "connect"}, "waiting, halted stop"},
 		{"lost", nil, []string{"call", "check", "get", "all", "wait 16m", "expire"}, "failed lost, halted stop"},
 		{"lost, and there after all", nil, []string{"call", "check", "get", "all", "wait 16m", "expire", "correct"}, "ok, halted stop"},
+		{"lost, and there as another board", nil, []string{"call", "check", "get", "all", "wait 16m", "expire", "correct board"}, "failed board_changed, halted stop"},
+		{"lost, and there with another display", loose, []string{"call", "check", "get", "all", "wait 16m", "expire", "correct display"}, "failed board_changed"},
+		{"lost, and there with an unreadable check", loose, []string{"call", "check", "get", "all", "wait 16m", "expire", "correct unreadable"}, "ok"},
 		{"the wrong board, and there", nil, []string{"call", "check", "get", "all", "see board", "correct"}, "failed board_changed, halted board_changed"},
 		{"another board", nil, []string{"call", "check", "get", "all", "see board"}, "failed board_changed, halted board_changed"},
 		{"another display", nil, []string{"call", "check", "get", "all", "see display"}, "failed board_changed, halted board_changed"},

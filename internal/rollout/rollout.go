@@ -678,6 +678,7 @@ func (s *Service) Changed(c devices.ImageChange) {
 	if c.To.ELF == "" { // which would name any task
 		return
 	}
+	seen := deviceCheck(&devices.Facts{ELF: c.To.ELF, Board: c.To.Board}, c.To.Details, netip.Addr{}, false)
 	s.tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
 		defer cancel()
@@ -687,7 +688,7 @@ func (s *Service) Changed(c devices.ImageChange) {
 		}
 		s.step(patience, t.Job, t.Device, func(step *jobs.Step) {
 			if step.Task.Fence == t.Fence {
-				step.Correct()
+				step.Correct(&seen)
 			}
 		})
 	})

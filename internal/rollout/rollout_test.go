@@ -453,6 +453,18 @@ func TestCheckWithoutAStep(t *testing.T) {
 	}
 	g.Changed(devices.ImageChange{Device: lamp, To: devices.DeviceImage{ELF: "new"}})
 	devicetest.Eventually(t, "it is counted as ok", func() bool { return g.task(t, lamp).Outcome == jobs.OK })
+	h := newFleet(t, lamp, other)
+	h.download(t, h.check(lamp, "old", home), home, nil, false)
+	f.job, f.store = h.job, h.store
+	past(lamp)
+	if err := h.Expire(t.Context()); err != nil || h.task(t, lamp).Code != jobs.CodeLost {
+		t.Fatalf("%+v, %v", h.task(t, lamp), err)
+	}
+	h.Changed(devices.ImageChange{Device: lamp, To: devices.DeviceImage{ELF: "new", Board: "other"}})
+	devicetest.Eventually(t, "another board halts the job", func() bool {
+		j, err := h.store.Job(t.Context(), h.job.ID)
+		return err == nil && j.State == jobs.Halted && j.Reason == jobs.ReasonBoard && h.task(t, lamp).Code == jobs.CodeBoardChanged
+	})
 }
 
 func TestConnectWithoutACheck(t *testing.T) {

@@ -115,7 +115,7 @@ func testSteps(t *testing.T, f *jobFleet) {
 	if err != nil || found.Job != j.ID {
 		t.Fatalf("%+v, %v", found, err)
 	}
-	f.step(t, &j, 1, func(step *jobs.Step) { step.Correct() })
+	f.step(t, &j, 1, func(step *jobs.Step) { step.Correct(&jobs.DeviceCheck{}) })
 	if got := f.job(t, j.ID); got.Counts.Of(jobs.OK) != 1 || got.Counts.Of(jobs.Failed) != 0 {
 		t.Errorf("corrected: %+v", got.Counts)
 	}
