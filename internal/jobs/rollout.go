@@ -397,7 +397,7 @@ func (s *Step) flashFailed(code, detail string) {
 // See moves a running task on by what the device said at a check. Afterwards the task is proving, has ended, or still wants an offer.
 func (s *Step) See(c *DeviceCheck) {
 	t, r := s.Task, s.Rollout()
-	s.Checked = t.Phase == PhaseBooting
+	s.Checked = t.Phase == PhaseBooting || s.IsBack(c.ELF)
 	switch {
 	case s.IsBack(c.ELF): // its download counted as broken
 		s.begin()

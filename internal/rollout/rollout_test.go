@@ -476,4 +476,15 @@ func TestConnectWithoutACheck(t *testing.T) {
 	if task := f.task(t, lamp); task.State != jobs.TaskWaiting || task.Code != jobs.CodeImageRefused || !task.Rollout.Harmed {
 		t.Errorf("%+v %+v", task, task.Rollout)
 	}
+	if no := f.MayRestart(t.Context(), lamp); no == nil {
+		t.Error("a connection counts as a check")
+	}
+	f.check(lamp, "new", home)
+	f.view.Device.ELF = "new"
+	if task := f.task(t, lamp); task.Phase != jobs.PhaseProving {
+		t.Errorf("%+v %+v", task, task.Rollout)
+	}
+	if no := f.MayRestart(t.Context(), lamp); no != nil {
+		t.Errorf("after its check: %v", no)
+	}
 }
