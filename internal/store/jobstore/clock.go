@@ -59,7 +59,7 @@ func (s *Store) measure(ctx context.Context) error {
 		// clock was stepped, and would take the step back. So a second step between two measurements is followed only by a process
 		// that had measured before both.
 		if last != nil && next.steps == last.steps {
-			step := next.clock.Sub(last.clock) - next.at.Sub(last.at)
+			step := (next.clock.Sub(last.clock) - next.at.Sub(last.at)).Truncate(time.Microsecond) // as the row has it
 			if step.Abs() > minStep+took {
 				switch done, err := s.addStep(ctx, next.steps, step); {
 				case err != nil:
