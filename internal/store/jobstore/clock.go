@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/clock"
+	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
 )
 
@@ -15,7 +16,7 @@ import (
 // next one the monotonic clock of the process goes on from there.
 //
 // What people give (at, cron, window, until) is compared with that clock as it is. What lasts (rates, soaks, pauses before a
-// repetition) must not wait for a clock that is set back: whoever measures that the clock was stepped moves these times by as
+// repetition, phases of firmware tasks, bars) must not wait for a clock that is set back: whoever measures that the clock was stepped moves these times by as
 // much, in the same transaction that adds the step to the row clockKey. A transaction of another process that has measured
 // before the step begins again.
 
@@ -27,6 +28,9 @@ const (
 	// minStep is the smallest step: a clock that is corrected gradually makes none.
 	minStep = time.Second
 )
+
+// notByItself is when a task is due that waits for its device's next start, which is no time that lasts.
+var notByItself = strconv.FormatInt(clock.Micros(jobs.NotByItself), 10)
 
 // measurement is the clock at one moment.
 type measurement struct {
@@ -118,7 +122,9 @@ func (s *Store) addStep(ctx context.Context, steps, step time.Duration) (done bo
 		done = true
 		for _, text := range []string{
 			`UPDATE jobs SET tat = CASE WHEN tat = 0 THEN 0 ELSE tat + $1 END, stage_end = CASE WHEN stage_end = 0 THEN 0 ELSE stage_end + $1 END, ready_at = 0, version = version + 1 WHERE ended_at = 0`,
-			`UPDATE tasks SET due_at = due_at + $1 WHERE state = 'waiting' AND due_at > 0`,
+			`UPDATE tasks SET due_at = due_at + $1 WHERE state = 'waiting' AND due_at > 0 AND due_at < ` + notByItself,
+			`UPDATE tasks SET limit_at = limit_at + $1, due_at = CASE WHEN due_at > 0 AND due_at < ` + notByItself + ` THEN due_at + $1 ELSE due_at END WHERE phase <> ''`,
+			`UPDATE firmware_devices SET barred_until = barred_until + $1 WHERE barred_until > 0`,
 			`UPDATE job_confirmations SET until = until + $1`,
 		} {
 			if _, err := t.exec(ctx, text, step.Microseconds()); err != nil {

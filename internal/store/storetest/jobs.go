@@ -48,6 +48,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"a confirmation is used once", testConfirm},
 		{"one process has the turn", testTurn},
 		{"the clock is stepped", testClockSteps},
+		{"the clock is stepped in a rollout", testPhaseSteps},
 		{"a node starts after a step", testStartAfterStep},
 		{"ended jobs are deleted", testPruneJobs},
 		{"old rounds of a repeating job are deleted", testRoundsAreLimited},

@@ -105,6 +105,44 @@ func testClockSteps(t *testing.T, f *jobFleet) {
 	}
 }
 
+// testPhaseSteps: a phase of a firmware task, the pause before its next restart and a bar last as long as they would without a step, and a task
+// that waits for the next start of its device goes on doing so.
+func testPhaseSteps(t *testing.T, f *jobFleet) {
+	stores, step := f.steppedStores(t)
+	f.stores = stores
+	measure(t, stores[:2]...)
+	j := f.rollout(t, 3, nil)
+	f.step(t, &j, 1, func(s *jobs.Step) {
+		s.Task.DueAt = s.Now.Add(10 * time.Minute)
+		offer(s)
+		flash(s)
+	})
+	f.step(t, &j, 2, func(s *jobs.Step) { s.Task.DueAt = jobs.NotByItself })
+	f.step(t, &j, 3, func(s *jobs.Step) { s.Bar = "twice" })
+	begun := time.Now()
+	for _, d := range []time.Duration{-time.Hour, time.Hour} {
+		step(d)
+		measure(t, stores[0])
+		now := stores[0].Now()
+		marks, err := stores[0].Marks(t.Context(), macs(3, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		task := f.task(t, j.ID, mac(1))
+		for name, c := range map[string]struct {
+			until time.Time
+			lasts time.Duration
+		}{"the start": {task.LimitAt, 15 * time.Minute}, "the restart": {task.DueAt, 10 * time.Minute}, "the bar": {marks[mac(3)].BarredUntil, 24 * time.Hour}} {
+			if left := c.lasts - time.Since(begun); (c.until.Sub(now) - left).Abs() > 2*time.Second {
+				t.Errorf("after a step to %v, %s: %v are left, not %v", d, name, c.until.Sub(now), left)
+			}
+		}
+		if due := f.task(t, j.ID, mac(2)).DueAt; !due.Equal(jobs.NotByItself) {
+			t.Errorf("after a step to %v, the task of a next start is due at %v", d, due)
+		}
+	}
+}
+
 // testStartAfterStep: a node that starts between a step of the clock and its measurement by another node takes that one's word for
 // it. It does not take the step back, which the other node would follow in turn.
 func testStartAfterStep(t *testing.T, f *jobFleet) {
