@@ -103,9 +103,9 @@ type Rollout struct {
 	Unheard  int `json:"unheard,omitempty"`
 	Broken   int `json:"broken,omitempty"`
 
-	Token      string    `json:"token,omitempty"` // of the last offer
-	From       string    `json:"from,omitempty"`  // address of the check with it
-	OfferedAt  time.Time `json:"offered_at,omitzero"`
+	Token      string    `json:"token,omitempty"`      // of the last offer
+	From       string    `json:"from,omitempty"`       // address of the check with it
+	OfferedAt  time.Time `json:"offered_at,omitzero"`  // zero: it was fetched
 	Flashed    bool      `json:"flashed,omitempty"`    // Flashes counts the flash of that offer
 	OfferAfter time.Time `json:"offer_after,omitzero"` // no offer before
 	Bytes      int64     `json:"bytes,omitempty"`
@@ -176,8 +176,7 @@ func (s *Step) MayBegin(check bool) bool {
 	if first := s.Job.Stage == 0 && len(s.Job.Spec.Stages) > 0; first && s.Job.Provable >= max(1, s.Job.wants(0)) && (t.Rollout == nil || !t.Rollout.Provable) {
 		return false // the first stage is for devices that can be proved, if there are enough
 	}
-	room := s.Job.Room(s.Now)
-	return room.Has(t.Attempt > 0)
+	return s.hasRoom()
 }
 
 func (s *Step) maxOffers() int {
@@ -275,13 +274,27 @@ func (s *Step) Offer(token, from string, size int64) {
 	s.enter(PhaseOffered, offeredTime)
 }
 
-// Fetch notes a GET of the open offer, and reports whether it counts: only the first one, from where the check came.
-func (s *Step) Fetch(from string) bool {
-	if s.Task.Phase != PhaseOffered || s.Rollout().From != from {
+// Fetch notes a GET of the last offer, and reports whether it counts: only the first one, from where the check came. One that comes late
+// begins the task again, if its job has room for it.
+func (s *Step) Fetch(from string, ahead bool) bool {
+	if s.Rollout().From != from || s.Task.Phase != PhaseOffered && (ahead || !s.IsUnfetched() || !s.hasRoom()) {
 		return false
 	}
+	s.begin()
+	s.Rollout().OfferedAt = time.Time{}
 	s.enter(PhaseLoading, loadingTime)
 	return true
+}
+
+// IsUnfetched reports whether the task waits again because nobody has fetched its last offer in time.
+func (s *Step) IsUnfetched() bool {
+	r := s.Task.Rollout
+	return s.Task.State == TaskWaiting && r != nil && r.Token != "" && !r.OfferedAt.IsZero()
+}
+
+func (s *Step) hasRoom() bool {
+	room := s.Job.Room(s.Now)
+	return room.Has(s.Task.Attempt > 0)
 }
 
 // Loaded notes how many bytes of the image were sent; the last one is a flash.

@@ -96,9 +96,9 @@ func (r *rolled) do(names ...string) {
 			}
 			s.See(c)
 		case "get":
-			s.Fetch("192.0.2.7")
+			s.Fetch("192.0.2.7", false)
 		case "stranger":
-			if s.Fetch("192.0.2.8") {
+			if s.Fetch("192.0.2.8", false) {
 				r.t.Fatalf("%v: a GET from elsewhere counts", names)
 			}
 		case "half":
@@ -222,7 +222,13 @@ func TestRollout(t *testing.T) {
 		{"checks that nobody could answer", nil, []string{"call", "wait 4m", "expire heard", "wait 10m", "call", "wait 4m", "expire heard"}, "waiting"},
 		{"no check twice", nil, []string{"call", "wait 4m", "expire", "wait 10m", "call", "wait 4m", "expire"}, "failed no_check, halted stop"},
 		{"no GET", nil, []string{"call", "check", "wait 2m", "expire"}, "waiting"},
-		{"a late GET", nil, []string{"call", "check", "wait 2m", "expire", "get"}, "waiting"},
+		{"a late GET", nil, []string{"call", "check", "wait 2m", "expire", "get"}, "running loading"},
+		{"a late GET of an image that crashes", nil, []string{"call", "check", "wait 2m", "expire", "get", "all", "check"}, "waiting, halted stop"},
+		{"a late GET of a paused job", nil, []string{"call", "check", "wait 2m", "expire", "pause", "get"}, "waiting"},
+		{"another GET after a broken one", nil, []string{"call", "check", "get", "break", "get"}, "waiting"},
+		{"another GET after a flash", loose, []string{"call", "check", "get", "all", "connect", "get"}, "waiting"},
+		{"another GET after the node stopped", nil, []string{"call", "check", "get", "half", "cut", "get"}, "waiting"},
+		{"a late GET from elsewhere", nil, []string{"call", "check", "wait 2m", "expire", "stranger"}, "waiting"},
 		{"GET from elsewhere", nil, []string{"call", "check", "stranger"}, "running offered"},
 		{"the answer was lost", nil, []string{"call", "check", "wait 1m", "check", "check"}, "running offered"},
 		{"offered five times", nil, []string{"call", "check", "wait 4m", "check", "wait 4m", "check", "wait 4m", "check", "wait 4m", "check", "wait 4m", "check"}, "failed not_fetched, halted stop"},

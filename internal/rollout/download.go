@@ -60,13 +60,13 @@ func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*
 	}
 	d := &Download{s: s, token: token}
 	image := ""
-	task, err := s.Store.Step(ctx, job, device, func(step *jobs.Step, _ bool) error {
+	task, err := s.Store.Step(ctx, job, device, func(step *jobs.Step, ahead bool) error {
 		r := step.Task.Rollout
-		if !step.Runs() || r == nil || subtle.ConstantTimeCompare([]byte(r.Token), []byte(token)) != 1 {
+		if !step.Runs() && !step.IsUnfetched() || r == nil || subtle.ConstantTimeCompare([]byte(r.Token), []byte(token)) != 1 {
 			return ErrNoDownload
 		}
 		image, d.Size = step.Job.Spec.Action.Firmware.Image, r.Size
-		d.counts = step.Fetch(addressText(address))
+		d.counts = step.Fetch(addressText(address), ahead)
 		return nil
 	})
 	if err == nil {

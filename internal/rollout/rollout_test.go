@@ -382,6 +382,35 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// An offer that was not fetched in time can be fetched until its task ends, and counts if its job goes on.
+func TestLateDownload(t *testing.T) {
+	for _, paused := range []bool{false, true} {
+		f := newFleet(t, lamp)
+		o := f.check(lamp, "old", home)
+		if _, err := f.store.Step(t.Context(), f.job.ID, lamp, func(s *jobs.Step, _ bool) error {
+			s.Task.LimitAt = s.Now
+			s.Expire()
+			if paused {
+				return s.Job.Pause("")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		d, err := f.Open(t.Context(), tokenIn(o), home)
+		if err != nil {
+			t.Fatalf("paused %t: %v", paused, err)
+		}
+		if task := f.task(t, lamp); d.counts == paused || (task.Phase == jobs.PhaseLoading) == paused {
+			t.Errorf("paused %t: it counts %t, %+v", paused, d.counts, task)
+		}
+		d.Close(nil, false)
+		if task := f.task(t, lamp); task.Rollout.Offers != 1 || (task.Phase == jobs.PhaseBooting) == paused {
+			t.Errorf("paused %t: %+v %+v", paused, task, task.Rollout)
+		}
+	}
+}
+
 func TestRestarts(t *testing.T) {
 	send := func(permit func() error) error { return permit() }
 	f := newFleet(t, lamp)

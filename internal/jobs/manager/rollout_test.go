@@ -112,7 +112,7 @@ func (m *testManager) install(t *testing.T, job string, id devices.ID, before, t
 			s.Offer("token", check.From, 100)
 		},
 		func(s *jobs.Step) {
-			s.Fetch(check.From)
+			s.Fetch(check.From, false)
 			s.Loaded(100)
 		},
 		func(s *jobs.Step) { s.See(&jobs.DeviceCheck{ELF: target, Board: "b"}) },

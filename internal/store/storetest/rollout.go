@@ -50,7 +50,7 @@ func offer(s *jobs.Step) {
 }
 
 func flash(s *jobs.Step) {
-	s.Fetch("192.0.2.7")
+	s.Fetch("192.0.2.7", false)
 	s.Loaded(100)
 }
 
@@ -77,7 +77,7 @@ func testSteps(t *testing.T, f *jobFleet) {
 	}
 	nothing := errors.New("no")
 	if _, err := s.Step(t.Context(), j.ID, mac(1), func(step *jobs.Step, _ bool) error {
-		step.Fetch("192.0.2.7")
+		step.Fetch("192.0.2.7", false)
 		return nothing
 	}); !errors.Is(err, nothing) {
 		t.Errorf("the error of a step: %v", err)
