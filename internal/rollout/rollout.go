@@ -619,7 +619,9 @@ func (s *Service) connected(ctx context.Context, id devices.ID, ready, late bool
 		return nil
 	}
 	no := ""
-	if r, err := s.Fleet.CallTool(ctx, devices.ToolCall{Device: id, Tool: statusTool, Principal: asJob, Job: t.Job}); err != nil {
+	if r, err := s.Fleet.CallTool(ctx, devices.ToolCall{Device: id, Tool: statusTool, Principal: asJob, Job: t.Job}); isPassing(err) {
+		return errWait // until the limit of the gate
+	} else if err != nil {
 		no = devices.AsError(err).Detail
 	} else if r.IsError {
 		no = "the tool reported an error"
@@ -629,6 +631,13 @@ func (s *Service) connected(ctx context.Context, id devices.ID, ready, late bool
 	}
 	_, err = s.gate(ctx, &t, jobs.GateStatus, no)
 	return err
+}
+
+// isPassing reports whether an error of a call says nothing about the image: calls pass while a device is proved, and may have all its slots, and
+// it may connect again.
+func isPassing(err error) bool {
+	return err != nil && slices.Contains([]devices.Code{devices.CodeDeviceBusy, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
+		devices.CodeDeviceTimeout, devices.CodeUnavailable, devices.CodeRateLimited}, devices.CodeOf(err))
 }
 
 // gate notes that a device has passed a gate, or why it has not.

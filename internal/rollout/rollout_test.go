@@ -44,6 +44,7 @@ type fleet struct {
 	after   *catalog.Catalog
 	calls   []devices.ToolCall
 	answer  devices.ToolResult
+	fault   error
 	active  bool
 	may     bool
 	no      *devices.Error
@@ -88,7 +89,7 @@ func (f *fleet) Catalog(_ context.Context, h devices.Hash) (*catalog.Catalog, er
 // CallTool implements Fleet.
 func (f *fleet) CallTool(_ context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	f.calls = append(f.calls, c)
-	return f.answer, nil
+	return f.answer, f.fault
 }
 
 func newFleet(t *testing.T, ids ...devices.ID) *fleet {
@@ -234,6 +235,26 @@ func TestGatesThatFail(t *testing.T) {
 		}
 		if task := f.task(t, lamp); task.Code != c.want {
 			t.Errorf("%s: %q %s, want %q", c.name, task.Code, task.Detail, c.want)
+		}
+	}
+}
+
+// Calls of people pass while a device is proved. If they have its slots, the gate waits, to the end of its time.
+func TestStatusWaits(t *testing.T) {
+	for code, fails := range map[devices.Code]bool{devices.CodeDeviceBusy: false, devices.CodeConnectionLost: false, devices.CodeUnavailable: false, devices.CodeDeviceError: true} {
+		f := newFleet(t, lamp)
+		f.download(t, f.check(lamp, "old", home), home, nil, false)
+		f.check(lamp, "new", home)
+		f.after, _ = catalog.New([]byte(`[{"name":"self.get_device_status"}]`))
+		f.view.Presence.Catalog = f.after.Hash
+		f.fault = &devices.Error{Code: code, Detail: "no"}
+		err := f.connected(t.Context(), lamp, true, true)
+		if task := f.task(t, lamp); (err == nil) != fails || (task.Code == "gate_status") != fails {
+			t.Errorf("%s: %v, %q %q", code, err, task.State, task.Code)
+		}
+		f.fault = nil
+		if err := f.connected(t.Context(), lamp, true, true); err != nil || !fails && f.task(t, lamp).Rollout.Gate != jobs.GateStay {
+			t.Errorf("%s, and the next call: %v, %+v", code, err, f.task(t, lamp))
 		}
 	}
 }
