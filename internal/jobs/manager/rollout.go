@@ -292,7 +292,8 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	if len(specs) == 0 {
 		return out, devices.Errorf(devices.CodeNotEligible, "no device of job %s can be brought back: it has changed none, or the images that the devices had are not stored (%d devices)", j.ID, unstored)
 	}
-	if j.State.Open() {
+	halted := j.State == jobs.Halted // nothing begins, so that it is cancelled only when the jobs exist that follow it
+	if j.State.Open() && !halted {
 		if _, err := m.cancel(ctx, j.ID, m.Store.Now()); err != nil {
 			return out, err
 		}
@@ -300,6 +301,9 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	o.rollback = true
 	out, _, err = m.createGroup(ctx, p, specs, jobs.HashOf([]string{"rollback", j.ID}), o)
 	out.Unreachable = unstored
+	if err == nil && halted {
+		_, err = m.cancel(ctx, j.ID, m.Store.Now())
+	}
 	return out, err
 }
 
@@ -353,7 +357,7 @@ func (m *Manager) bringBack(ctx context.Context, j *jobs.Job) error {
 	if !ok {
 		return nil
 	}
-	group, err := m.takeBack(ctx, p, j, CreateOptions{})
+	group, err := m.takeBack(ctx, p, j, CreateOptions{Key: "rollback of " + j.ID})
 	m.Fleet.NoteChange(p, "rollback job", "", "job "+j.ID+" by itself, group "+group.Group, err)
 	if err != nil && devices.AsError(err).Code == devices.CodeNotEligible {
 		m.Log.Warn("a halted firmware job cannot be rolled back", "job", j.ID, "error", err)

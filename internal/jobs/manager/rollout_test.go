@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -339,6 +340,66 @@ func TestRollbackOnHalt(t *testing.T) {
 		}
 		if want := map[bool]int{true: 1, false: 0}[gate]; err != nil || made != want {
 			t.Errorf("gate %t: %d rollbacks, want %d, %v", gate, made, want, err)
+		}
+	}
+}
+
+// broken is a store that cannot create groups for a time, or not end a job.
+type broken struct {
+	jobs.Store
+	create, edit int
+}
+
+func (f *broken) CreateGroup(ctx context.Context, list []jobs.Job) ([]jobs.Job, bool, error) {
+	if f.create--; f.create >= 0 {
+		return nil, false, errors.New("the database is away")
+	}
+	return f.Store.CreateGroup(ctx, list)
+}
+
+func (f *broken) Edit(ctx context.Context, id string, edit func(*jobs.Job) error) (jobs.Job, error) {
+	if f.edit--; f.edit >= 0 {
+		return jobs.Job{}, errors.New("the database is away")
+	}
+	return f.Store.Edit(ctx, id, edit)
+}
+
+// A rollback that follows a halt is made once, though the node or the database fails in the middle.
+func TestRollbackOnHaltGoesOn(t *testing.T) {
+	for name, fault := range map[string]broken{"before its jobs": {create: 1}, "after its jobs": {edit: 1}} {
+		m, _ := newRollouts(t)
+		r := roll()
+		r.Firmware = api.FirmwareOptions{OnHalt: "rollback"}
+		group, _, err := m.Roll(t.Context(), devicetest.Admin, r, CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.turns(t)
+		job := group.Items[slices.IndexFunc(group.Items, func(j api.Job) bool { return m.tasksOf(t, j.ID)[lamp].Device == lamp })].ID
+		m.install(t, job, lamp, "elf c", "elf a")
+		if _, err := m.Store.Step(t.Context(), job, lamp, func(s *jobs.Step, _ bool) error {
+			s.FailGate(jobs.GateConnect, "it did not")
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		fault.Store = m.Store
+		m.Store = &fault
+		pass := newTurn(m.Manager)
+		for range 4 {
+			_ = pass.once(t.Context()) // one of them meets the fault
+		}
+		all, _, err := m.Store.Jobs(t.Context(), jobs.Filter{Limit: 100})
+		made := 0
+		for _, j := range all {
+			if j.Spec.Action.Firmware.RollbackOf != "" {
+				made++
+			} else if j.ID == job && j.State != jobs.Cancelled {
+				t.Errorf("%s: the job is %s", name, j.State)
+			}
+		}
+		if err != nil || made != 1 || fault.create > 0 || fault.edit > 0 {
+			t.Errorf("%s: %d rollbacks, want 1, %v", name, made, err)
 		}
 	}
 }
