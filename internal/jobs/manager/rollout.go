@@ -91,12 +91,15 @@ func (m *Manager) judged(ctx context.Context, j *jobs.Job, rows []jobs.Task) ([]
 		return nil, err
 	}
 	former := map[devices.ID]string{}
-	wanted := ""
+	wanted, given := "", ""
 	if f.RollbackOf != "" {
 		image, err := m.Firmware.Resolve(ctx, f.Image)
 		if err == nil {
 			wanted = image.ELF
 			former, err = m.Store.ChangedOf(ctx, f.RollbackOf, ids)
+		}
+		if err == nil {
+			given, err = m.givenBy(ctx, f.RollbackOf)
 		}
 		if err != nil {
 			return nil, err
@@ -108,6 +111,8 @@ func (m *Manager) judged(ctx context.Context, j *jobs.Job, rows []jobs.Task) ([]
 		task, no := rows[at[views[i].Device.ID]], &list[i]
 		switch {
 		case wanted != "" && former[task.Device] != wanted:
+			continue
+		case wanted != "" && given != "" && !slices.Contains([]string{wanted, given, ""}, views[i].Device.ELF): // somebody has given it another one since
 			continue
 		case wanted != "": // it is judged when it begins: the task that it takes back may run
 		case j.Group != "" && no.OtherBoard:
@@ -127,6 +132,21 @@ func (m *Manager) judged(ctx context.Context, j *jobs.Job, rows []jobs.Task) ([]
 		}
 	}
 	return out, m.Store.Supersede(ctx, j.ID, waiting)
+}
+
+// givenBy returns the ELF of the image of a job; empty: it is stored no more.
+func (m *Manager) givenBy(ctx context.Context, job string) (string, error) {
+	j, err := m.Store.Job(ctx, job)
+	if err == nil {
+		var image preflight.Ref
+		if image, err = m.Firmware.Resolve(ctx, j.Spec.Action.Firmware.Image); err == nil {
+			return image.ELF, nil
+		}
+	}
+	if devices.CodeOf(err) == devices.CodeNotFound {
+		err = nil
+	}
+	return "", err
 }
 
 // Roll rolls out a release: one job for each of its images, under one group, all or none.

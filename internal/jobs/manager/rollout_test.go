@@ -403,3 +403,42 @@ func TestRollbackOnHaltGoesOn(t *testing.T) {
 		}
 	}
 }
+
+// running is a fleet whose devices run other images than their rows say.
+type running struct {
+	Fleet
+	elf map[devices.ID]string
+}
+
+func (r *running) Views(ctx context.Context, ids []devices.ID) ([]devices.View, error) {
+	views, err := r.Fleet.Views(ctx, ids)
+	for i := range views {
+		if elf := r.elf[views[i].Device.ID]; elf != "" {
+			views[i].Device.ELF = elf
+		}
+	}
+	return views, err
+}
+
+// A rollback has the devices that run the image of its job, or may come to run it, and no device that somebody has given another one since.
+func TestRollbackLeavesOtherImages(t *testing.T) {
+	for runs, want := range map[string]int{"elf a": 1, "elf c": 1, "": 1, "elf b": 0, "unknown": 0} {
+		m, _ := newRollouts(t)
+		group, _, err := m.Roll(t.Context(), devicetest.Admin, roll(), CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.turns(t)
+		job := group.Items[slices.IndexFunc(group.Items, func(j api.Job) bool { return m.tasksOf(t, j.ID)[lamp].Device == lamp })].ID
+		m.install(t, job, lamp, "elf c", "elf a")
+		m.Fleet = &running{m.Fleet, map[devices.ID]string{lamp: runs}}
+		back, err := m.Rollback(t.Context(), devicetest.Admin, job, CreateOptions{})
+		if err != nil || len(back.Items) != 1 {
+			t.Fatalf("%+v, %v", back, err)
+		}
+		m.turns(t)
+		if tasks := m.tasksOf(t, back.Items[0].ID); len(tasks) != want {
+			t.Errorf("the device runs %q: %d tasks, want %d", runs, len(tasks), want)
+		}
+	}
+}
