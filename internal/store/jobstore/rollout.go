@@ -162,7 +162,7 @@ func (s *Store) Supersede(ctx context.Context, id string, ids []devices.ID) erro
 }
 
 // changed selects the tasks whose devices the job has changed, or may have.
-const changed = ` FROM tasks t WHERE t.job = $1 AND t.elf_target <> '' AND t.elf_before <> t.elf_target AND (t.state = 'running' OR t.outcome IN ('ok', 'failed', 'unknown'))`
+const changed = ` FROM tasks t WHERE t.job = $1 AND t.elf_target <> '' AND t.elf_before <> t.elf_target AND (t.state = 'running' OR t.outcome IN ('ok', 'failed', 'unknown', 'already'))`
 
 // Changed implements jobs.Store.
 func (s *Store) Changed(ctx context.Context, id string) (map[string]int64, error) {

@@ -160,6 +160,16 @@ func testSteps(t *testing.T, f *jobFleet) {
 	if err != nil || len(of) != 2 || of[mac(1)] != "old" {
 		t.Errorf("%+v, %v", of, err)
 	}
+	// A device may run the image of its offer before any check with it could be recorded.
+	f.step(t, &j, 3, func(step *jobs.Step) {
+		offer(step)
+		step.Fetch("192.0.2.7", false)
+		step.Break()
+		step.Already()
+	})
+	if of, err = s.ChangedOf(t.Context(), j.ID, macs(1, 3)); err != nil || len(of) != 3 {
+		t.Errorf("with one that has the image already: %+v, %v", of, err)
+	}
 }
 
 // testOutlook: what most checks during a rollout ask for says the same as the tasks and their job.
