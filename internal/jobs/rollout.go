@@ -567,6 +567,9 @@ func (s *Step) Correct(c *DeviceCheck) {
 	}
 	if t.State == TaskEnded && (t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code) || t.Outcome == Unknown) {
 		s.Job.Correct(t, OK)
+		if t.Code == CodeLost && r != nil && r.Foreign {
+			s.Job.Astray = max(0, s.Job.Astray-1)
+		}
 		t.Outcome, t.Code, t.Detail, t.Late = OK, "", "", true
 	}
 }

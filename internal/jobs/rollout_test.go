@@ -347,6 +347,18 @@ func TestTwoLostAstray(t *testing.T) {
 	}
 }
 
+// A device that came back after all is not one that was lost.
+func TestAstrayIsCorrected(t *testing.T) {
+	r := newRolled(t, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 100} })
+	r.do("check foreign", "get", "all", "wait 16m", "expire")
+	if r.job.Astray != 1 {
+		t.Fatalf("%d are lost", r.job.Astray)
+	}
+	if r.do("correct"); r.job.Astray != 0 || r.outcome() != "ok" {
+		t.Errorf("%d are lost, %s", r.job.Astray, r.outcome())
+	}
+}
+
 func TestFirmwareSpec(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	image := strings.Repeat("a", 64)
