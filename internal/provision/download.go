@@ -65,7 +65,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	address := connlimit.ClientAddress(r, s.opt.TrustedProxies)
-	if !s.limits.Allow(connlimit.AddressKey(address), s.opt.RatePerMinute, s.opt.Burst) {
+	if !s.opt.Rollouts.Offered(token) && !s.limits.Allow(connlimit.AddressKey(address), s.opt.RatePerMinute, s.opt.Burst) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
 		return
 	}

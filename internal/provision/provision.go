@@ -72,6 +72,8 @@ type Options struct {
 type Rollouts interface {
 	Check(ctx context.Context, c *rollout.Check) *rollout.Offer
 	Open(ctx context.Context, token string, address netip.Addr) (*rollout.Download, error)
+	// Offered reports whether the token has a place of this node.
+	Offered(token string) bool
 }
 
 // MQTT is the MQTT configuration for devices. It may be changed until the server is served.

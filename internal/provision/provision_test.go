@@ -109,9 +109,10 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
-// fakeRollouts offers what it is told to, and has one download.
+// fakeRollouts offers what it is told to, and has one token.
 type fakeRollouts struct {
 	offer *rollout.Offer
+	token string
 	seen  []rollout.Check
 }
 
@@ -123,6 +124,8 @@ func (f *fakeRollouts) Check(_ context.Context, c *rollout.Check) *rollout.Offer
 func (f *fakeRollouts) Open(context.Context, string, netip.Addr) (*rollout.Download, error) {
 	return nil, rollout.ErrNoDownload
 }
+
+func (f *fakeRollouts) Offered(token string) bool { return token == f.token }
 
 type bench struct {
 	rollouts fakeRollouts
@@ -471,6 +474,21 @@ func TestForwardedForInTwoFields(t *testing.T) {
 		w := httptest.NewRecorder()
 		if b.mux.ServeHTTP(w, r); w.Code != want {
 			t.Errorf("request %d: %d, want %d", i, w.Code, want)
+		}
+	}
+}
+
+// The GET of an offer has its place, and is not refused for what else comes from its address; guesses of tokens are.
+func TestOffersAreNotLimited(t *testing.T) {
+	b := newBench(t, fleet.Config{}, func(o *Options) { o.RatePerMinute, o.Burst = 1, 1 })
+	b.rollouts.token = "a"
+	for _, c := range []struct {
+		token string
+		want  int
+	}{{"a", http.StatusNotFound}, {"b", http.StatusNotFound}, {"b", http.StatusTooManyRequests}, {"a", http.StatusNotFound}} {
+		w := httptest.NewRecorder()
+		if b.mux.ServeHTTP(w, httptest.NewRequest("GET", PathFirmware+c.token, nil)); w.Code != c.want {
+			t.Errorf("%s: %d, want %d", c.token, w.Code, c.want)
 		}
 	}
 }

@@ -368,6 +368,9 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, d, err)
 		}
 	}
+	if !f.Offered(token) || f.Offered(token+"x") {
+		t.Error("only what was offered has a place")
+	}
 	stranger, err := f.Open(t.Context(), token, netip.MustParseAddr("198.51.100.1"))
 	if err != nil || stranger.counts || f.task(t, lamp).Phase != jobs.PhaseOffered {
 		t.Fatalf("from elsewhere: %+v, %v", stranger, err)
