@@ -140,6 +140,8 @@ func (*everyImage) Open(context.Context, string, netip.Addr) (*serverside.Downlo
 	return nil, serverside.ErrNoDownload
 }
 
+func (*everyImage) Offered(string) bool { return false }
+
 // FuzzOTAToFirmware goes the whole way: a request, fleetd's handler, its reply, the device. What the device stores must
 // let it in.
 func FuzzOTAToFirmware(f *testing.F) {
