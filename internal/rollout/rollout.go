@@ -652,7 +652,8 @@ func (s *Service) gate(ctx context.Context, t *jobs.Task, gate, no string) (jobs
 	})
 }
 
-// lostTools returns which of its former tools the device lacks, as a sentence; empty: none that matters.
+// lostTools returns which of its former tools the device lacks, as a sentence; empty: none that matters. What a rollback takes back may have
+// brought tools, which go with it.
 func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *jobs.Task) (string, error) {
 	v, err := s.view(ctx, id)
 	if err != nil {
@@ -662,7 +663,7 @@ func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *
 		return "the device did not list all its tools", nil
 	}
 	h, err := devices.ParseHash(t.Rollout.Catalog)
-	if err != nil || h == (devices.Hash{}) || h == v.Presence.Catalog {
+	if err != nil || h == (devices.Hash{}) || h == v.Presence.Catalog || j.Spec.Action.Firmware.RollbackOf != "" {
 		return "", err
 	}
 	before, err := s.Fleet.Catalog(ctx, h)

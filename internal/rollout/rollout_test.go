@@ -212,14 +212,17 @@ func TestGatesThatFail(t *testing.T) {
 		set   func(f *fleet)
 		want  string
 		keeps []string
+		back  string
 	}{
-		{"a tool is gone", func(*fleet) {}, "gate_tools", nil},
-		{"a tool may go", func(*fleet) {}, "", []string{"self.lamp.on"}},
-		{"a list that is not complete", func(f *fleet) { f.view.Presence.Partial = true }, "gate_tools", nil},
-		{"the status is an error", func(f *fleet) { f.answer.IsError = true }, "gate_status", []string{"self.lamp.on"}},
+		{"a tool is gone", func(*fleet) {}, "gate_tools", nil, ""},
+		{"a tool may go", func(*fleet) {}, "", []string{"self.lamp.on"}, ""},
+		{"a tool goes with the image that brought it", func(*fleet) {}, "", nil, "j-taken-back"},
+		{"a list that is not complete", func(f *fleet) { f.view.Presence.Partial = true }, "gate_tools", nil, ""},
+		{"no complete list after a rollback", func(f *fleet) { f.view.Presence.Partial = true }, "gate_tools", nil, "j-taken-back"},
+		{"the status is an error", func(f *fleet) { f.answer.IsError = true }, "gate_status", []string{"self.lamp.on"}, ""},
 	} {
 		f := newFleet(t)
-		f.job = f.create(t, func(s *api.JobSpec) { s.Action.Firmware.MayLose = c.keeps }, lamp)
+		f.job = f.create(t, func(s *api.JobSpec) { s.Action.Firmware.MayLose, s.Action.Firmware.RollbackOf = c.keeps, c.back }, lamp)
 		f.before, _ = catalog.New([]byte(`[{"name":"self.get_device_status"},{"name":"self.lamp.on"}]`))
 		f.after, _ = catalog.New([]byte(`[{"name":"self.get_device_status"}]`))
 		f.view.Presence.Catalog = f.before.Hash
