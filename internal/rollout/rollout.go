@@ -36,7 +36,8 @@ const (
 	retryWait  = time.Second
 	checkLooks = 3 // looks, retryWait apart, before a device that connects counts as one that has not checked in
 	drainLook  = 50 * time.Millisecond
-	overdue    = 500 // tasks of one pass of the periodic work
+	clockError = 100 * time.Millisecond // of the measured clock of the database
+	overdue    = 500                    // tasks of one pass of the periodic work
 )
 
 // Fleet is what a Service uses of the core.
@@ -44,6 +45,7 @@ type Fleet interface {
 	// Views returns those of the devices that are known, with their rows.
 	Views(ctx context.Context, ids []devices.ID) ([]devices.View, error)
 	Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error)
+	IsContested(id devices.ID, now time.Time) bool
 	CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
 }
 
@@ -243,11 +245,21 @@ func addressText(a netip.Addr) string {
 // errWait is the error of a step that changes nothing.
 var errWait = errors.New("the task may not begin now")
 
+// asStored returns the earliest time of a row that was written after t, a time of this node. Rows have the time of the database, if the node's is off
+// by a second or more.
+func (s *Service) asStored(t time.Time) time.Time {
+	ahead := clock.Now().Sub(s.Store.Now())
+	if ahead < 0 && ahead > -2*time.Second {
+		ahead = 0
+	}
+	return t.Add(-ahead - clockError)
+}
+
 // offer counts an offer for a task, if the device may get the image now.
 func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *jobs.DeviceCheck) *Offer {
 	now, f := s.Store.Now(), q.Job.Spec.Action.Firmware
 	early := jobs.Step{Job: &q.Job, Task: &q.Task, Now: now}
-	if f == nil || c.Activation || !s.MayBegin() || !early.Runs() && !early.MayBegin(true) {
+	if f == nil || c.Activation || !s.MayBegin() || s.Fleet.IsContested(c.Device, clock.Now()) || !early.Runs() && !early.MayBegin(true) {
 		s.Offers.Add(waiting, 1)
 		return nil
 	}
@@ -264,8 +276,7 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	}()
 	v := devices.View{Device: devices.Device{ID: c.Device, Facts: c.Facts, Admission: devices.AdmissionMember}}
 	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, c.Details, func(newest devices.DeviceImage) bool {
-		now := clock.Now() // what this check itself has written is between; others may have been answered by nodes with another clock
-		return newest.ELF == c.Facts.ELF && (newest.SeenTwice || newest.At.Before(c.Begun) || newest.At.After(now))
+		return newest.ELF == c.Facts.ELF && (newest.SeenTwice || newest.At.Before(s.asStored(c.Begun)))
 	})
 	if err == nil && o.Verdict == preflight.Fit {
 		err = s.ready(ctx, o.ID)

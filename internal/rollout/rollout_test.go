@@ -36,26 +36,27 @@ type fleet struct {
 	store *jobstore.Store
 	job   jobs.Job
 
-	offer   preflight.Offer
-	seen    bool // an earlier check showed what the device runs
-	missing bool // this node does not have the image
-	view    devices.View
-	before  *catalog.Catalog
-	after   *catalog.Catalog
-	calls   []devices.ToolCall
-	answer  devices.ToolResult
-	fault   error
-	active  bool
-	may     bool
-	no      *devices.Error
+	offer     preflight.Offer
+	seen      bool // an earlier check showed what the device runs
+	contested bool
+	missing   bool // this node does not have the image
+	view      devices.View
+	before    *catalog.Catalog
+	after     *catalog.Catalog
+	calls     []devices.ToolCall
+	answer    devices.ToolResult
+	fault     error
+	active    bool
+	may       bool
+	no        *devices.Error
 }
 
 // JudgeCheck implements Images.
 func (f *fleet) JudgeCheck(_ context.Context, _ string, _ []string, _ *devices.View, _ string, seen func(devices.DeviceImage) bool) (preflight.Offer, error) {
 	o := f.offer
-	at := clock.Now().Add(-time.Hour)
+	at := f.Store.Now().Add(-time.Hour)
 	if !f.seen {
-		at = clock.Now() // this check wrote it
+		at = f.Store.Now() // this check wrote it
 	}
 	if !seen(devices.DeviceImage{ELF: "old", At: at}) && o.Verdict == preflight.Fit {
 		o.Verdict = preflight.Waiting
@@ -75,6 +76,9 @@ func (f *fleet) File(context.Context, string) (*os.File, error) {
 func (f *fleet) Views(context.Context, []devices.ID) ([]devices.View, error) {
 	return []devices.View{f.view}, nil
 }
+
+// IsContested implements Fleet.
+func (f *fleet) IsContested(devices.ID, time.Time) bool { return f.contested }
 
 // Catalog implements Fleet.
 func (f *fleet) Catalog(_ context.Context, h devices.Hash) (*catalog.Catalog, error) {
@@ -262,6 +266,28 @@ func TestStatusWaits(t *testing.T) {
 	}
 }
 
+// aside is a store whose database has a clock of its own.
+type aside struct {
+	jobs.Store
+	by time.Duration
+}
+
+func (s aside) Now() time.Time { return s.Store.Now().Add(s.by) }
+
+// Rows have the time of the database, and a check that of its node: nothing is offered in the first check of an image however far they are apart.
+func TestFirstCheckWithAnotherClock(t *testing.T) {
+	for _, by := range []time.Duration{-time.Hour, -30 * time.Second, 0, 30 * time.Second, time.Hour} {
+		f := newFleet(t, lamp)
+		f.Store, f.seen = aside{f.store, by}, false
+		if o := f.check(lamp, "old", home); o != nil {
+			t.Errorf("%v: an offer in the first check", by)
+		}
+		if f.seen = true; by >= 0 && f.check(lamp, "old", home) == nil { // before, the job has not begun
+			t.Errorf("%v: no offer in a later check", by)
+		}
+	}
+}
+
 // twice is a store whose transactions are repeated, as after a conflict: the second time an older task of the device is due.
 type twice struct{ jobs.Store }
 
@@ -291,6 +317,7 @@ func TestNoOffer(t *testing.T) {
 		"the node stops":                func(f *fleet, _ *Check) { f.may = false },
 		"it waits for approval":         func(_ *fleet, c *Check) { c.Activation = true },
 		"the first check of an image":   func(f *fleet, _ *Check) { f.seen = false },
+		"another client contests it":    func(f *fleet, _ *Check) { f.contested = true },
 		"the image is not at hand":      func(f *fleet, _ *Check) { f.missing = true },
 		"a device without a task":       func(_ *fleet, c *Check) { c.Device = other },
 		"its owner is not known yet":    func(f *fleet, _ *Check) { f.no = &devices.Error{Code: devices.CodeUnavailable} },
