@@ -554,6 +554,18 @@ func TestSharedELF(t *testing.T) {
 	}
 }
 
+// TestBoardTwice: an image that was given a board twice is no conflict with itself.
+func TestBoardTwice(t *testing.T) {
+	f := newFleet(t, nil)
+	id := f.mustAdd(t, imagetest.Build{Version: "2.5.0"}.Image(), true).Items[0].ID
+	if _, err := f.Edit(t.Context(), admin, id, api.FirmwareEdit{Boards: &[]string{"b", "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := f.Release(t.Context(), "2.5.0"); err != nil || len(list) != 1 {
+		t.Errorf("%+v, error %v", list, err)
+	}
+}
+
 // TestReleaseNames: a project, and a version, may have an @.
 func TestReleaseNames(t *testing.T) {
 	f := newFleet(t, nil)

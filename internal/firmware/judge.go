@@ -104,7 +104,7 @@ func (m *Manager) Release(ctx context.Context, name string) (list []preflight.Re
 	first := map[string]*Image{}
 	for i := range of {
 		for _, board := range of[i].judged().BoardsOf() {
-			if other := first[board]; other != nil {
+			if other := first[board]; other != nil && other != &of[i] {
 				return nil, devices.Errorf(devices.CodeConflict, "the release has two images for the board %s: %s and %s; delete one, or roll out one of them by its id", board, other.ID()[:Digits], of[i].ID()[:Digits])
 			}
 			first[board] = &of[i]
