@@ -151,6 +151,7 @@ func TestFaults(t *testing.T) {
 		"a zip of two bombs":      {imagetest.Zip(t, map[string][]byte{"a.bin": make([]byte, 20<<20), "b.bin": make([]byte, 20<<20)}), FaultTooLarge},
 		"a zip without images":    {imagetest.Zip(t, map[string][]byte{"README.md": raw}), FaultNoApp},
 		"a zip with a bad image":  {imagetest.Zip(t, map[string][]byte{"a.bin": raw, "b.bin": raw[:200]}), FaultTruncated},
+		"a name of 300 bytes":     {imagetest.Zip(t, map[string][]byte{strings.Repeat("a", 296) + ".bin": raw}), FaultZip},
 		"a damaged zip":           {imagetest.Zip(t, map[string][]byte{"a.bin": raw})[:200], FaultZip},
 	} {
 		found, _ := inspect(t, c.file)

@@ -16,6 +16,7 @@ import (
 // Limits of a file.
 const (
 	maxFiles     = 64        // that a zip may have
+	maxName      = 255       // bytes of one of their names, which stands in the image and beside all that is dropped
 	maxDirectory = 128 << 10 // bytes: those of so many files with their names, and the 66 KiB in which its end may be
 	maxImages    = 16        // in one file
 )
@@ -109,6 +110,9 @@ func (d *directory) ReadAt(to []byte, at int64) (int, error) {
 // member reads a binary of a zip. What is wrong with it does not keep others from being read.
 func (s *scan) member(member *zip.File) error {
 	name := text([]byte(path.Base(member.Name)))
+	if len(name) > maxName {
+		return fault(FaultZip, "The zip has a file whose name has %d bytes, and a name may have %d. Pack the zip again.", len(name), maxName)
+	}
 	if member.UncompressedSize64 > uint64(s.most) {
 		return fault(FaultTooLarge, "%s has %d bytes unpacked, and %d are left of those that are allowed. Give its files one by one.", name, member.UncompressedSize64, s.most)
 	}
