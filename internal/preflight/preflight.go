@@ -322,9 +322,10 @@ func (j *judgment) back() {
 		return
 	}
 	after := *j.d
-	after.Project = j.x.Project
-	again := judgment{d: &after, x: running}
+	after.Project, after.Running = j.x.Project, j.x
+	again := judgment{d: &after, x: running, server: j.server, allowed: j.allowed} // a rollback inherits what its job allowed
 	again.board()
+	again.address()
 	if after.Readable {
 		again.layout()
 		again.project()

@@ -94,6 +94,7 @@ func TestJudge(t *testing.T) {
 		{"this server among others", func(d *Device, x *Image) { x.URLs = append(slices.Clone(foreign), x.URLs...) }, Fit, ""},
 		{"another server, as now", func(d *Device, x *Image) { x.URLs, d.Running.URLs = foreign, foreign }, Fit, ""},
 		{"another server, and nobody knows what it runs", func(d *Device, x *Image) { x.URLs, d.Running = foreign, nil }, Blocked, "ota_url+ image_unknown"},
+		{"what it runs names another server, and the image this one", func(d *Device, x *Image) { d.Running.URLs = foreign }, Fit, "no_way_back"},
 		{"no server", func(d *Device, x *Image) { x.URLs = nil }, Fit, "ota_url_unknown"},
 		{"what it runs is not stored", func(d *Device, x *Image) { d.Running = nil }, Fit, "image_unknown"},
 		{"what it runs is for another board", func(d *Device, x *Image) { d.Running.ByHand = []string{"other"} }, Fit, "no_way_back"},
