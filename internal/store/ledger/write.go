@@ -174,7 +174,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 		deltas.Facts(board, firmware, -1)
 		return err
 	})
-	for _, table := range []string{"devices", "presence", "catalog_history", "device_images"} {
+	for _, table := range []string{"devices", "presence", "catalog_history", "device_images", "firmware_devices"} {
 		if err == nil {
 			err = t.execAmong(ctx, gone, `DELETE FROM `+table+` WHERE %s`)
 		}

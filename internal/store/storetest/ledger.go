@@ -628,6 +628,7 @@ func testGone(t *testing.T, db Database) {
 		decide(t, l, id, func(m *devices.Member) { member(m); setLabel(m, "a", "b") })
 		db.Exec(t, `INSERT INTO catalog_history VALUES ($1, 1, 1, '', '', '', FALSE, 1)`, string(id))
 		db.Exec(t, `INSERT INTO device_images VALUES ($1, 1, 'elf', '', '', '', '', 1)`, string(id))
+		db.Exec(t, `INSERT INTO firmware_devices VALUES ($1, 1, 'two flashes', 0)`, string(id))
 	}
 	decide(t, l, "rotated", func(m *devices.Member) { m.Generation, m.Reason = 3, "rotated" })
 	for _, id := range []devices.ID{"plain", "rotated"} {
@@ -636,7 +637,7 @@ func testGone(t *testing.T, db Database) {
 			t.Errorf("forgotten twice: %+v", again)
 		}
 	}
-	for table, want := range map[string]int{"devices": 0, "presence": 0, "device_labels": 0, "catalog_history": 0, "device_images": 0, "credential_exceptions": 1} {
+	for table, want := range map[string]int{"devices": 0, "presence": 0, "device_labels": 0, "catalog_history": 0, "device_images": 0, "firmware_devices": 0, "credential_exceptions": 1} {
 		if got := db.Count(t, `SELECT count(*) FROM `+table); got != want {
 			t.Errorf("%d rows in %s, want %d", got, table, want)
 		}
