@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/fleettest"
 	"fleetd/simulator/firmware"
 )
 
@@ -22,6 +23,28 @@ func (p *page) choose(name string, content []byte) {
 		field.files = files.files;
 		field.dispatchEvent(new Event("change", { bubbles: true }));
 	}`, base64.StdEncoding.EncodeToString(content), name))
+}
+
+// runs makes a check of a device that nobody simulates, which runs this image, and waits until it is written: two that are written at once are one.
+func runs(t *testing.T, n *fleettest.Node, version, elf string) {
+	t.Helper()
+	const stranger = "02:00:00:00:00:99"
+	body := fmt.Sprintf(`{"flash_size":16777216,"application":{"name":"xiaozhi","version":%q,"elf_sha256":%q},"board":{"name":"lichuang-dev"}}`, version, elf)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Device-Id", stranger)
+	r.Header.Set("Client-Id", "client")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close() // it is not read
+	n.Await(t, "the check is written", wait, func() bool {
+		ran, err := apiclient.Get[api.DeviceFirmware](t.Context(), n.Client, nil, "devices", stranger, "firmware")
+		return err == nil && ran.ELF == elf
+	})
 }
 
 // A file is read before it is kept; a bad one says everything that is wrong with it. A check says who could get an image, and why
@@ -65,8 +88,19 @@ func TestFirmwarePage(t *testing.T) {
 		t.Errorf("the page is %d px wide on a phone", wide)
 	}
 	p.emulate(1280, 800, "light")
+	kept, err := apiclient.Get[api.List[api.FirmwareImage]](t.Context(), n.Client, nil, "firmware")
+	if err != nil || len(kept.Items) != 1 {
+		t.Fatalf("%+v, error %v", kept, err)
+	}
+	runs(t, n, "2.5.0", kept.Items[0].ELF)
+	runs(t, n, "2.6.0", strings.Repeat("c", 64)) // no device runs the image now, and one may want it back
+	p.expect(409)
 	p.click("Delete")
-	p.run("[...document.querySelectorAll('dialog button')].find((b) => b.innerText === 'Delete').click()")
+	const confirm = "[...document.querySelectorAll('dialog button')].find((b) => b.innerText === 'Delete').click()"
+	p.run(confirm)
+	p.shows("lose their way back: 1")
+	p.shows("all the same?")
+	p.run(confirm)
 	p.shows("There are no images yet.")
 }
 
@@ -77,24 +111,8 @@ func TestFirmwareChanges(t *testing.T) {
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/firmware")
 	p.shows("No device has come with another image in the last day.")
-	const stranger = "02:00:00:00:00:99"
-	for version, elf := range map[int]string{4: strings.Repeat("a", 64), 5: strings.Repeat("b", 64)} {
-		body := fmt.Sprintf(`{"flash_size":16777216,"application":{"name":"xiaozhi","version":"2.%d.0","elf_sha256":%q},"board":{"name":"lichuang-dev"}}`, version, elf)
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Device-Id", stranger)
-		r.Header.Set("Client-Id", "client")
-		answer, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = answer.Body.Close()                                // it is not read
-		n.Await(t, "the check is written", wait, func() bool { // two that are written at once are one
-			ran, err := apiclient.Get[api.DeviceFirmware](t.Context(), n.Client, nil, "devices", stranger, "firmware")
-			return err == nil && ran.ELF == elf
-		})
+	for version, elf := range map[string]string{"2.4.0": strings.Repeat("a", 64), "2.5.0": strings.Repeat("b", 64)} {
+		runs(t, n, version, elf)
 	}
 	p.await("/2[.][45][.]0\\s*2[.][45][.]0/.test(document.querySelector('[data-test=changes] tbody')?.innerText)")
 	p.shows("not by fleetd")

@@ -427,7 +427,7 @@ export const s = {
     columns: { release: "Release", boards: "Boards", chip: "Chip", devices: "Devices that run it", findings: "Findings", added: "Added", note: "Note", change: "Actions", device: "Device", verdict: "Verdict", board: "Board", runs: "Runs", from: "From", to: "To", cause: "Cause", at: "Seen" },
     changes: "Changes of the last day", noChanges: "No device has come with another image in the last day.",
     check: "Check", remove: "Delete", removeAsk: (name) => `Delete ${name} from the fleet's images?`,
-    removeUsed: (name, devices) => `Delete ${name}? ${devices} run it, and lose their way back to it.`,
+    removeAnyway: (name) => `Delete ${name} all the same?`,
     add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",
     fit: (n) => (n === 1 ? "It has an image that devices can run." : `It has ${n} images that devices can run.`), dropped: "Left out:",
     job: (id, image, back) => `${back ? "Back to firmware" : "Firmware"} ${image ? `${image.version} for ${image.boards.join(", ")}` : short(id)}`,

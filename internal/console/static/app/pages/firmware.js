@@ -45,9 +45,18 @@ const COLUMNS = [
   { name: c.added, text: (i) => i.added_at + (i.added_by || ""), cell: (i) => html`<${Time} at=${i.added_at} /> <small>${line(i.added_by || "", 60)}</small>` }, { name: c.note, text: (i) => i.note || "", kind: "names" }];
 
 function Buttons({ image: i, can, onChange }) {
-  const remove = async () => { await request("DELETE", path("v1", "firmware", i.id) + encode({ force: i.devices > 0 })); onChange(); };
+  const [refused, setRefused] = useState(false); // the answer says how many devices run it, and how many lose their way back
+  const remove = async () => {
+    try {
+      await request("DELETE", path("v1", "firmware", i.id) + encode({ force: refused }));
+    } catch (problem) {
+      setRefused(problem.status === 409);
+      throw problem;
+    }
+    onChange();
+  };
   return html`<div class="buttons"><button type="button" onClick=${() => go(to(["firmware"], { image: short(i.id) }))}>${f.check}</button><${RollLink} can=${can} image=${release(i)} small />
-    ${can("firmware") && html`<${Ask} label=${f.remove} danger act=${remove} question=${i.devices > 0 ? f.removeUsed(line(release(i), 80), plural(i.devices, "device")) : f.removeAsk(line(release(i), 80))} />`}</div>`;
+    ${can("firmware") && html`<${Ask} label=${f.remove} danger act=${remove} question=${(refused ? f.removeAnyway : f.removeAsk)(line(release(i), 80))} />`}</div>`;
 }
 
 // Upload reads a file on the node first, and keeps its images only then.
