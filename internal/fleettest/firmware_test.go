@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -27,27 +26,6 @@ func checkBody(board, elf string, slot int) string {
 		`"application":{"name":"xiaozhi","version":"2.4.1","compile_time":"Aug  8 2026T08:40:00Z","idf_version":"v5.5.2","elf_sha256":"%s"},`+
 		`"partition_table":[{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":%[2]d},{"label":"ota_1","type":0,"subtype":17,"address":4259840,"size":%[2]d},{"label":"assets","type":1,"subtype":130,"address":8388608,"size":8388608}],`+
 		`"ota":{"label":"ota_0"},"display":{"monochrome":false,"width":320,"height":240},"board":{"type":"%[3]s","name":"%[3]s","ssid":"lab","rssi":-52}}`, elf, slot, board)
-}
-
-// checkIn makes an OTA check, and returns the reply.
-func (n *Node) checkIn(t testing.TB, id, body string) string {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Device-Id", id)
-	r.Header.Set("Client-Id", "client of "+id)
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode != http.StatusOK {
-		t.Fatalf("%s %s %v", answer.Status, text, err)
-	}
-	return string(text)
 }
 
 // must runs a command that has to succeed, and returns what it prints.
@@ -107,7 +85,7 @@ func TestFirmware(t *testing.T) {
 	}
 	for range 2 {
 		for id, body := range bodies {
-			if reply := node.checkIn(t, id, body); strings.Contains(reply, "firmware") {
+			if reply := node.CheckIn(t, id, body); strings.Contains(reply, "firmware") {
 				t.Errorf("%s is offered something: %s", id, reply)
 			}
 		}
@@ -132,7 +110,7 @@ func TestFirmware(t *testing.T) {
 
 	// A device that comes with an image which nobody gave it.
 	x := node.image(t, bread)
-	node.checkIn(t, "02:00:00:00:0f:01", checkBody("bread", x.ELF, large))
+	node.CheckIn(t, "02:00:00:00:0f:01", checkBody("bread", x.ELF, large))
 	node.Await(t, "the event of another image", 30*time.Second, func() bool {
 		text := node.storedEvents(t, node.Token(t), "02:00:00:00:0f:01", "firmware")
 		return strings.Contains(text, `"cause":"foreign"`) && strings.Contains(text, x.ELF) && strings.Contains(text, old)

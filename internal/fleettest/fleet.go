@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -265,6 +266,27 @@ next:
 		t.Fatal(err)
 	}
 	return sum
+}
+
+// CheckIn makes an OTA check, which has to be answered, and returns the reply.
+func (n *Node) CheckIn(t testing.TB, id, body string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Device-Id", id)
+	r.Header.Set("Client-Id", "client of "+id)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s %v", answer.Status, text, err)
+	}
+	return string(text)
 }
 
 // Kill ends the node with SIGKILL.

@@ -3,7 +3,6 @@ package browser
 import (
 	"encoding/base64"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -29,18 +28,7 @@ func (p *page) choose(name string, content []byte) {
 func runs(t *testing.T, n *fleettest.Node, version, elf string) {
 	t.Helper()
 	const stranger = "02:00:00:00:00:99"
-	body := fmt.Sprintf(`{"flash_size":16777216,"application":{"name":"xiaozhi","version":%q,"elf_sha256":%q},"board":{"name":"lichuang-dev"}}`, version, elf)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Device-Id", stranger)
-	r.Header.Set("Client-Id", "client")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = answer.Body.Close() // it is not read
+	n.CheckIn(t, stranger, fmt.Sprintf(`{"flash_size":16777216,"application":{"name":"xiaozhi","version":%q,"elf_sha256":%q},"board":{"name":"lichuang-dev"}}`, version, elf))
 	n.Await(t, "the check is written", wait, func() bool {
 		ran, err := apiclient.Get[api.DeviceFirmware](t.Context(), n.Client, nil, "devices", stranger, "firmware")
 		return err == nil && ran.ELF == elf
