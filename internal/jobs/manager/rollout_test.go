@@ -344,6 +344,12 @@ func TestRollbackOnHalt(t *testing.T) {
 	}
 }
 
+// jobOf is the job of a group that has a task of the device.
+func (m *testManager) jobOf(t *testing.T, group api.JobGroup, id devices.ID) string {
+	t.Helper()
+	return group.Items[slices.IndexFunc(group.Items, func(j api.Job) bool { return m.tasksOf(t, j.ID)[id].Device == id })].ID
+}
+
 // broken is a store that cannot create groups for a time, or not end a job.
 type broken struct {
 	jobs.Store
@@ -375,7 +381,7 @@ func TestRollbackOnHaltGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.turns(t)
-		job := group.Items[slices.IndexFunc(group.Items, func(j api.Job) bool { return m.tasksOf(t, j.ID)[lamp].Device == lamp })].ID
+		job := m.jobOf(t, group, lamp)
 		m.install(t, job, lamp, "elf c", "elf a")
 		if _, err := m.Store.Step(t.Context(), job, lamp, func(s *jobs.Step, _ bool) error {
 			s.FailGate(jobs.GateConnect, "it did not")
@@ -429,7 +435,7 @@ func TestRollbackLeavesOtherImages(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.turns(t)
-		job := group.Items[slices.IndexFunc(group.Items, func(j api.Job) bool { return m.tasksOf(t, j.ID)[lamp].Device == lamp })].ID
+		job := m.jobOf(t, group, lamp)
 		m.install(t, job, lamp, "elf c", "elf a")
 		m.Fleet = &running{m.Fleet, map[devices.ID]string{lamp: runs}}
 		back, err := m.Rollback(t.Context(), devicetest.Admin, job, CreateOptions{})
