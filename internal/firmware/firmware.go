@@ -215,7 +215,7 @@ func (m *Manager) Add(ctx context.Context, by access.Principal, u Upload) (added
 	for i := range missing {
 		m.Fleet.NoteChange(by, "add_firmware", "", missing[i].ID(), nil)
 	}
-	return added, len(missing) > 0, m.count(ctx, by, added.Items)
+	return added, len(missing) > 0, m.complete(ctx, by, added.Items)
 }
 
 // inspect reads a file, and returns what it has if it is fit.
@@ -328,12 +328,12 @@ func (m *Manager) List(ctx context.Context, by access.Principal, f Filter) ([]ap
 			list = append(list, view)
 		}
 	}
-	return list, m.count(ctx, by, list)
+	return list, m.complete(ctx, by, list)
 }
 
-// count sets how many devices run images, unless the caller may not see all devices. A key that is limited to devices or tools does not
-// learn the names of others.
-func (m *Manager) count(ctx context.Context, by access.Principal, list []api.FirmwareImage) error {
+// complete makes images what the caller may see: with the number of devices that run them, unless the key is limited to devices, and without
+// the names of other keys if it is limited to devices or tools.
+func (m *Manager) complete(ctx context.Context, by access.Principal, list []api.FirmwareImage) error {
 	if by.Caller.OwnJobsOnly() {
 		for i := range list {
 			list[i].AddedBy = ""
@@ -385,7 +385,7 @@ func (m *Manager) Get(ctx context.Context, by access.Principal, id string) (api.
 		return api.FirmwareImage{}, err
 	}
 	list := []api.FirmwareImage{image.view()}
-	err = m.count(ctx, by, list)
+	err = m.complete(ctx, by, list)
 	return list[0], err
 }
 
