@@ -26,7 +26,7 @@ import (
 //	26 downloads: cut, slow, stalled, foreign tokens   TestRolloutFaults; "broken three times", "a stalled download"; rollout: TestTokens
 //	27 offer, download and check on three nodes        TestRolloutAndKills
 //	28 two jobs; an upgrade by hand; at once another   jobs/manager: TestFirmwareJob; "flashed by wire"; rollout: TestNoOffer
-//	29 a device that talks; one that sleeps            jobs/runner: TestHold; jobs: TestFirstStageIsProvable
+//	29 a device that talks; one that sleeps            jobs/runner: TestHold; jobs: TestStagesAreProvable
 //	30 approval, clones, revoked, forgotten            rollout: TestNoOffer, TestTasksThatEndAtACheck; "a clone"
 //	32 nobody answers checks for a while               "checks that nobody could answer"; TestRolloutAndKills
 //	34 firmware before v1.8.0                          preflight: TestJudge; "one offer for old firmware"; simulator/firmware: TestUpgradesThatFail

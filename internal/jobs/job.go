@@ -173,7 +173,7 @@ type Job struct {
 	TAT      time.Time // theoretical arrival time of the rate (GCRA)
 	Missed   int64
 	Harmed   int64 // open tasks that the stop rule counts as failed already
-	Provable int64 // open and successful tasks of devices that stay connected, so that all gates can be asked for
+	Provable int64 // tasks that wait for their first attempt, of devices that stay connected, so that all gates can be asked for
 	Astray   int64 // devices that were lost after an image that names another server
 
 	Counts    Counts
@@ -238,7 +238,7 @@ type Task struct {
 
 	// Of firmware tasks that have begun; see Step.
 	Phase   Phase     // PhaseNone unless it runs
-	LimitAt time.Time // when the phase ends by itself
+	LimitAt time.Time // when the phase ends by itself; of one that waits: no offer before
 	Before  string    // ELF SHA-256 of what the device ran, and Target of what it is to run
 	Target  string
 	Rollout *Rollout

@@ -99,24 +99,25 @@ type Rollout struct {
 
 	Offers   int `json:"offers,omitempty"`
 	Flashes  int `json:"flashes,omitempty"`
+	Excused  int `json:"excused,omitempty"` // flashes that do not count, since no node answered the first check; at most one
 	Restarts int `json:"restarts,omitempty"`
 	Unheard  int `json:"unheard,omitempty"`
 	Broken   int `json:"broken,omitempty"`
 
-	Token      string    `json:"token,omitempty"`      // of the last offer
-	From       string    `json:"from,omitempty"`       // address of the check with it
-	OfferedAt  time.Time `json:"offered_at,omitzero"`  // zero: it was fetched
-	Flashed    bool      `json:"flashed,omitempty"`    // Flashes counts the flash of that offer
-	OfferAfter time.Time `json:"offer_after,omitzero"` // no offer before
-	Bytes      int64     `json:"bytes,omitempty"`
-	Size       int64     `json:"size,omitempty"`
+	Token     string    `json:"token,omitempty"`     // of the last offer
+	From      string    `json:"from,omitempty"`      // address of the check with it
+	OfferedAt time.Time `json:"offered_at,omitzero"` // zero: it was fetched
+	Flashed   bool      `json:"flashed,omitempty"`   // Flashes counts the flash of that offer
+	Bytes     int64     `json:"bytes,omitempty"`
+	Size      int64     `json:"size,omitempty"`
 
 	Gate      string `json:"gate,omitempty"` // to pass next
 	Proven    string `json:"proven,omitempty"`
 	Checks    int    `json:"checks,omitempty"`     // with the image
 	WebSocket bool   `json:"web_socket,omitempty"` // the device connects only when somebody wakes it
 
-	Harmed bool `json:"harmed,omitempty"` // the stop rule counts the device already
+	Replaces string `json:"replaces,omitempty"` // of a rollback: the image that it takes away; empty: whatever the device runs
+	Harmed   bool   `json:"harmed,omitempty"`   // the stop rule counts the device already
 }
 
 // Again is the rollout of a task that a person repeats: what was counted does not count. r may be nil.
@@ -124,7 +125,7 @@ func (r *Rollout) Again() *Rollout {
 	if r == nil {
 		return nil
 	}
-	return &Rollout{Provable: r.Provable}
+	return &Rollout{Provable: r.Provable, Replaces: r.Replaces}
 }
 
 // DeviceCheck is what a device said at an OTA check.
@@ -144,6 +145,8 @@ type Step struct {
 	Task *Task
 	Now  time.Time
 
+	// Answering is given to See: since when some node answers checks, as far as is known.
+	Answering time.Time
 	// Bar is set to why the device gets no more firmware for BarTime.
 	Bar string
 	// Heard is given to Expire: the device has checked in since it was told to restart, and no node could answer it with the image.
@@ -170,13 +173,13 @@ func (s *Step) MayBegin(check bool) bool {
 	if t.State != TaskWaiting || !check && t.DueAt.After(s.Now) {
 		return false
 	}
-	if r := t.Rollout; r != nil && (r.OfferAfter.After(s.Now) || r.Offers >= s.maxOffers()) {
+	if check && s.CanRepeat() {
+		return true
+	}
+	if t.LimitAt.After(s.Now) || t.Rollout != nil && t.Rollout.Offers >= s.maxOffers() {
 		return false
 	}
-	if first := s.Job.Stage == 0 && len(s.Job.Spec.Stages) > 0; first && s.Job.Provable >= max(1, s.Job.wants(0)) && (t.Rollout == nil || !t.Rollout.Provable) {
-		return false // the first stage is for devices that can be proved, if there are enough
-	}
-	return s.hasRoom()
+	return !s.Job.isFullFor(t) && s.hasRoom()
 }
 
 func (s *Step) maxOffers() int {
@@ -248,8 +251,11 @@ func (s *Step) GiveBack() {
 
 const detailNotFetched = "the device fetched none of its offers; look whether it reaches --public-device-url (`fleetd doctor`)"
 
-// OfferAgain repeats the open offer, uncounted: the answer to the check before was lost.
-func (s *Step) OfferAgain() { s.enter(PhaseOffered, offeredTime) }
+// OfferAgain repeats the last offer, uncounted: the answer to the check before was lost.
+func (s *Step) OfferAgain() {
+	s.begin()
+	s.enter(PhaseOffered, offeredTime)
+}
 
 // Cut notes that the end of the node cut the download: it is neither a flash nor an offer.
 func (s *Step) Cut() {
@@ -259,9 +265,9 @@ func (s *Step) Cut() {
 	}
 }
 
-// CanRepeat reports whether an open offer counts for a check again: the same one within a short time, and no byte fetched.
+// CanRepeat reports whether a check may have the last offer again: it was made a short time ago, and no byte was fetched.
 func (s *Step) CanRepeat() bool {
-	return s.Task.Phase == PhaseOffered && s.Now.Before(s.Rollout().OfferedAt.Add(sameOffer))
+	return (s.Task.Phase == PhaseOffered || s.IsUnfetched() && s.hasRoom()) && s.Now.Before(s.Rollout().OfferedAt.Add(sameOffer))
 }
 
 // Offer counts an offer, of an image of size bytes under a token, to the check from an address.
@@ -345,12 +351,11 @@ func (s *Step) back(offerAfter time.Time) {
 		s.end(CancelledT, "", "")
 		return
 	}
-	t.State, t.Phase, t.LimitAt = TaskWaiting, PhaseNone, time.Time{}
+	t.State, t.Phase, t.LimitAt = TaskWaiting, PhaseNone, offerAfter
 	if r := s.Rollout(); r.Offers+r.Restarts == 0 { // nothing has left
 		t.Attempt--
 		s.Job.Return(t)
 	} else {
-		r.OfferAfter = offerAfter
 		s.Job.Retried()
 	}
 	if offerAfter.After(t.DueAt) {
@@ -378,6 +383,16 @@ func (s *Step) end(o Outcome, code, detail string) {
 // Refuse ends a task for which the device may not get the image.
 func (s *Step) Refuse(code, detail string) { s.end(Refused, code, detail) }
 
+// RefuseOther refuses a task of a rollback if the device runs another image than the one that the rollback takes away, and reports whether it did.
+func (s *Step) RefuseOther(elf string) bool {
+	r := s.Task.Rollout
+	other := r != nil && differ(r.Replaces, elf)
+	if other {
+		s.Refuse(CodeOtherImage, "the device runs another image than the one that the rollback takes away; roll out the image that it should have")
+	}
+	return other
+}
+
 // Already ends a task whose device runs the image. The device may have it from an offer of this task, if no check could be recorded since.
 func (s *Step) Already() {
 	if s.IsBack(s.Task.Target) {
@@ -388,16 +403,21 @@ func (s *Step) Already() {
 
 func (s *Step) fail(code, detail string) { s.end(Failed, code, detail) }
 
+// isLastFlash reports whether the device had all flashes that it may have without the image.
+func (r *Rollout) isLastFlash() bool { return r.Flashes-r.Excused >= MaxFlashes }
+
+// failFlashed ends a task whose device got the image, and does not run it.
+func (s *Step) failFlashed(code, detail string) {
+	if s.Rollout().isLastFlash() {
+		s.Bar = detail
+	}
+	s.fail(code, detail)
+}
+
 // flashFailed notes a flash that did not end with the image: the stop rule counts it at once.
 func (s *Step) flashFailed(code, detail string) {
-	r := s.Rollout()
-	if r.Flashes >= MaxFlashes {
-		s.Bar = detail
-		s.fail(code, detail)
-		return
-	}
-	if r.Offers >= s.maxOffers() {
-		s.fail(code, detail)
+	if r := s.Rollout(); r.isLastFlash() || r.Offers >= s.maxOffers() {
+		s.failFlashed(code, detail)
 		return
 	}
 	s.Task.Code, s.Task.Detail = code, detail
@@ -421,17 +441,23 @@ func (s *Step) See(c *DeviceCheck) {
 	case c.ELF == t.Before && differ(c.Hardware, r.Hardware):
 		s.end(Refused, CodeContested, "another device checked in with this id and the image that the device had: chip, flash or partition table differ; find the clone")
 	case c.ELF != t.Before && (t.Phase == PhaseBooting || t.Phase == PhaseProving):
-		s.fail(CodeOtherImage, "the device runs an image that is neither the one it had nor the one it got; somebody flashed it by wire")
+		s.failFlashed(CodeOtherImage, "the device runs an image that is neither the one it had nor the one it got; somebody flashed it by wire")
 	case c.ELF != t.Before: // it is judged again with what it runs
 		s.back(time.Time{})
+	case t.Phase == PhaseBooting && r.Excused == 0 && s.Answering.After(t.LimitAt.Add(-bootingTime)) && r.Offers < s.maxOffers():
+		r.Excused++
+		t.Code, t.Detail = CodeRolledBack, "no node answered the first check of the device with the image, so that it came back with the former one; that does not count"
+		s.back(s.Now.Add(firstPause))
 	case t.Phase == PhaseBooting:
 		s.flashFailed(CodeRolledBack, "the device got the image and came back with the former one: the image crashed, or the device was switched off, before its first check")
 	case t.Phase == PhaseProving:
-		s.fail(CodeRolledBack, "the device ran the image and came back with the former one")
+		s.fail(CodeRolledBack, detailRolledBack)
 	case t.Phase == PhaseLoading:
 		s.Break()
 	}
 }
+
+const detailRolledBack = "the device ran the image and came back with the former one"
 
 // IsBack reports whether a device shows the image of a task that waits, because nobody saw the end of its download.
 func (s *Step) IsBack(elf string) bool {
@@ -546,7 +572,7 @@ func (s *Step) Expire() {
 				s.Job.Halt(ReasonAstray)
 			}
 		}
-		s.fail(CodeLost, "the device got the whole image and did not come back within 15 minutes")
+		s.failFlashed(CodeLost, "the device got the whole image and did not come back within 15 minutes")
 	case PhaseProving:
 		if r.Gate == GateStay {
 			s.Pass(GateStay)
@@ -556,10 +582,18 @@ func (s *Step) Expire() {
 	}
 }
 
-// Correct moves an ended task to ok when a later check shows its image after all: what was wrong is that the device had not come back with
-// it. It never continues a halted job. A device that is another board with the image halts the job also then.
+// Correct corrects the outcome of an ended task by what a later check shows. With its image, what was wrong is that the device had not come
+// back with it; with the former one, that it had stayed. That never continues a halted job, nor halts one, but for a device that is another
+// board with the image.
 func (s *Step) Correct(c *DeviceCheck) {
 	t, r := s.Task, s.Task.Rollout
+	if c.ELF != t.Target {
+		if t.State == TaskEnded && t.Outcome == OK && c.ELF == t.Before {
+			s.Job.Correct(t, Failed)
+			t.Outcome, t.Code, t.Detail, t.Late = Failed, CodeRolledBack, detailRolledBack, true
+		}
+		return
+	}
 	if t.State == TaskEnded && t.Outcome == Failed && r != nil && (differ(c.Board, r.Board) || differ(c.Display, r.Display)) {
 		s.Job.Halt(ReasonBoard)
 		t.Code, t.Detail, t.Late = CodeBoardChanged, otherBoard(c, r), true
@@ -574,9 +608,15 @@ func (s *Step) Correct(c *DeviceCheck) {
 	}
 }
 
+func (t *Task) isProvable() bool { return t.Rollout != nil && t.Rollout.Provable }
+
+// IsHarmed reports whether the stop rule counts an open task: its last flash did not end with the image. Whatever ends it but its device
+// does so as failed, by its code.
+func (t *Task) IsHarmed() bool { return t.Rollout != nil && t.Rollout.Harmed }
+
 // Harm counts an open task for the stop rule, once.
 func (j *Job) Harm(t *Task) {
-	if t.Rollout.Harmed {
+	if t.IsHarmed() {
 		return
 	}
 	t.Rollout.Harmed = true

@@ -17,6 +17,8 @@ type rolled struct {
 	task Task
 	now  time.Time
 	bar  string
+
+	answering time.Time // since when nodes answer checks
 }
 
 func newRolled(t *testing.T, edit func(*api.JobSpec)) *rolled {
@@ -51,7 +53,7 @@ func checkOf(elf string) *DeviceCheck {
 func (r *rolled) do(names ...string) {
 	r.t.Helper()
 	for _, name := range names {
-		s := Step{Job: &r.job, Task: &r.task, Now: r.now}
+		s := Step{Job: &r.job, Task: &r.task, Now: r.now, Answering: r.answering}
 		verb, arg, _ := strings.Cut(name, " ")
 		switch verb {
 		case "wait":
@@ -60,6 +62,8 @@ func (r *rolled) do(names ...string) {
 				r.t.Fatal(err)
 			}
 			r.now = r.now.Add(d)
+		case "outage": // of all nodes, until now
+			r.answering = r.now
 		case "call":
 			if !s.MayBegin(false) {
 				r.t.Fatalf("%v: no restart may be sent: %+v %+v", names, r.task, r.task.Rollout)
@@ -70,7 +74,7 @@ func (r *rolled) do(names ...string) {
 			s.See(checkOf(oldELF))
 			switch {
 			case s.Task.State == TaskEnded:
-			case s.Runs() && s.CanRepeat():
+			case s.CanRepeat():
 				s.OfferAgain()
 			case s.Runs() && s.MayOffer() || !s.Runs() && s.MayBegin(true):
 				s.Device(checkOf(oldELF), newELF, arg == "foreign", arg == "single")
@@ -129,6 +133,8 @@ func (r *rolled) do(names ...string) {
 				c.Hardware, c.Display = "", ""
 			}
 			s.Correct(c)
+		case "back": // a later check, of the image that the job has replaced
+			s.Correct(checkOf(oldELF))
 		case "already":
 			s.Already()
 		case "pause":
@@ -188,6 +194,8 @@ func TestRollout(t *testing.T) {
 		want  string
 	}{
 		{"it works", nil, steps("connect", "pass tools", "pass status", "wait 11m", "expire"), "ok"},
+		{"it worked, and came back with the former image", nil, steps("connect", "pass tools", "pass status", "wait 11m", "expire", "back"), "failed rolled_back"},
+		{"it worked, came back with the former image, and worked", nil, steps("connect", "pass tools", "pass status", "wait 11m", "expire", "back", "correct"), "ok"},
 		{"before it has stayed up", nil, steps("connect", "pass tools", "pass status", "wait 9m", "expire"), "running proving stay"},
 		{"without a restart", never, []string{"check", "get", "all", "new", "connect", "pass tools", "pass status", "wait 11m", "expire"}, "ok"},
 		{"boot is enough", boot, steps(), "ok"},
@@ -200,6 +208,13 @@ func TestRollout(t *testing.T) {
 
 		{"crash before the check", nil, []string{"call", "check", "get", "all", "check"}, "waiting, halted stop"},
 		{"crash twice", twoFailures, []string{"call", "check", "get", "all", "check", "wait 11m", "check", "get", "all", "check"}, "failed rolled_back, barred"},
+		{"no node answered its first start", nil, []string{"call", "check", "get", "all", "wait 1m", "outage", "check"}, "waiting"},
+		{"no node answered, and no offer soon", nil, []string{"call", "check", "get", "all", "wait 1m", "outage", "check", "wait 9m", "check"}, "waiting"},
+		{"no node answered its first start twice", nil, []string{"call", "check", "get", "all", "wait 1m", "outage", "check", "wait 11m", "check", "get", "all", "wait 1m", "outage", "check"}, "waiting, halted stop"},
+		{"no node answered, and crash twice", loose, []string{"call", "check", "get", "all", "wait 1m", "outage", "check", "wait 11m", "check", "get", "all", "check", "wait 11m", "check", "get", "all", "check"}, "failed rolled_back, barred"},
+		{"no node answered before the flash", nil, []string{"call", "check", "outage", "get", "all", "wait 1m", "check"}, "waiting, halted stop"},
+		{"lost at the second flash", loose, []string{"call", "check", "get", "all", "check", "wait 11m", "check", "get", "all", "wait 16m", "expire"}, "failed lost, barred"},
+		{"flashed by wire after the second flash", loose, []string{"call", "check", "get", "all", "check", "wait 11m", "check", "get", "all", "see other"}, "failed other_image, barred"},
 		{"no third flash soon", twoFailures, []string{"call", "check", "get", "all", "check", "wait 1m", "check"}, "waiting"},
 		{"the device refuses it", nil, []string{"call", "check", "get", "all", "connect"}, "waiting, halted stop"},
 		{"lost", nil, []string{"call", "check", "get", "all", "wait 16m", "expire"}, "failed lost, halted stop"},
@@ -222,6 +237,10 @@ func TestRollout(t *testing.T) {
 		{"checks that nobody could answer", nil, []string{"call", "wait 4m", "expire heard", "wait 10m", "call", "wait 4m", "expire heard"}, "waiting"},
 		{"no check twice", nil, []string{"call", "wait 4m", "expire", "wait 10m", "call", "wait 4m", "expire"}, "failed no_check, halted stop"},
 		{"no GET", nil, []string{"call", "check", "wait 2m", "expire"}, "waiting"},
+		{"the answer was lost, and the offer given up", nil, []string{"call", "check", "wait 2m", "expire", "check"}, "running offered"},
+		{"given up, and fetched after all", nil, []string{"call", "check", "wait 2m", "expire", "check", "get"}, "running loading"},
+		{"given up long ago", nil, []string{"call", "check", "wait 4m", "expire", "check"}, "waiting"},
+		{"given up by a paused job", nil, []string{"call", "check", "wait 2m", "expire", "pause", "check"}, "waiting"},
 		{"a late GET", nil, []string{"call", "check", "wait 2m", "expire", "get"}, "running loading"},
 		{"a late GET of an image that crashes", nil, []string{"call", "check", "wait 2m", "expire", "get", "all", "check"}, "waiting, halted stop"},
 		{"a late GET of a paused job", nil, []string{"call", "check", "wait 2m", "expire", "pause", "get"}, "waiting"},
@@ -265,6 +284,7 @@ func TestRolloutIsBounded(t *testing.T) {
 		offers, flashes, restarts int
 	}{
 		{[]string{"call", "check", "wait 1m", "check"}, 1, 0, 1},
+		{[]string{"call", "check", "wait 2m", "expire", "check"}, 1, 0, 1},
 		{[]string{"call", "check", "wait 4m", "check"}, 2, 0, 1},
 		{[]string{"call", "check", "get", "half", "cut"}, 0, 0, 1},
 		{[]string{"call", "check", "get", "all", "new"}, 1, 1, 1},
@@ -398,29 +418,55 @@ func TestFirmwareSpec(t *testing.T) {
 	}
 }
 
-// The first stage is for devices that can be proved up to their tools, as long as there are enough of them.
-func TestFirstStageIsProvable(t *testing.T) {
-	r := newRolled(t, nil)
-	r.job.Provable = 1
-	s := Step{Job: &r.job, Task: &r.task, Now: r.now}
-	if s.MayBegin(true) {
-		t.Error("a device that cannot be proved begins the first stage")
+// Places of a stage are for devices that can be proved up to their tools, as long as there are any.
+func TestStagesAreProvable(t *testing.T) {
+	r := newRolled(t, func(s *api.JobSpec) {
+		s.Pace = &api.JobPace{Rate: RateUnlimited, Concurrency: 100}
+		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}}, {OK: api.Amount{Number: 4}}, {OK: api.Amount{Percent: 100}}}
+	})
+	j := &r.job
+	j.State, j.RoundN, j.Counts = Preparing, 0, Counts{}
+	j.Added(8, nil, 3)
+	j.Prepared(r.now)
+	task := func(provable bool) *Step {
+		return &Step{Job: j, Task: &Task{State: TaskWaiting, Rollout: &Rollout{Provable: provable}}, Now: r.now}
 	}
-	provable := Task{Rollout: &Rollout{Provable: true}, State: TaskWaiting}
-	if s.Task = &provable; !s.MayBegin(true) {
-		t.Error("one that can be proved does not begin it")
+	begins := func(when string, provable, want bool) *Step {
+		t.Helper()
+		s := task(provable)
+		if got := s.MayBegin(true); got != want {
+			t.Fatalf("%s: one that can be proved (%t) begins: %t", when, provable, got)
+		}
+		if gate := j.GateOf(s.Task, r.now); (gate == WaitStage) == want {
+			t.Errorf("%s: %q", when, gate)
+		}
+		if want {
+			s.begin()
+		}
+		return s
 	}
-	r.job.RecordWaiting(&provable, Refused)
-	if s.Task = &r.task; r.job.Provable != 0 || r.job.Counts.Waiting != 0 {
-		t.Fatalf("%+v", r.job.Counts)
+	passes := func(s *Step) {
+		s.end(OK, "", "")
+		j.Settle(r.now)
 	}
-	r.job.Counts.Waiting = 1
-	if !s.MayBegin(true) {
-		t.Error("without others it does not begin either")
+	begins("the first stage", false, false)
+	passes(begins("the first stage", true, true))
+	if j.Stage != 1 || j.Provable != 2 {
+		t.Fatalf("stage %d, %d can be proved", j.Stage, j.Provable)
 	}
-	all := newRolled(t, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
-	all.job.Added(1, nil, 1)
-	if s := (Step{Job: &all.job, Task: &all.task, Now: all.now}); !s.MayBegin(true) {
-		t.Error("a stage of all devices does not take one that cannot be proved")
+	begins("three places for two that can be proved", false, true)
+	begins("two places for two that can be proved", false, false)
+	undone := begins("two places for two that can be proved", true, true)
+	begins("one place for one that can be proved", false, false)
+	undone.Call()
+	undone.NotCalled(r.now)
+	if j.Provable != 2 {
+		t.Errorf("after a restart that was not sent, %d can be proved", j.Provable)
 	}
+	gone := task(true)
+	gone.Refuse("no", "no")
+	begins("two places for one that can be proved", false, true)
+	begins("one place for one that can be proved", false, false)
+	task(true).Refuse("no", "no")
+	begins("one place and none that can be proved", false, true)
 }

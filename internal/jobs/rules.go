@@ -217,7 +217,7 @@ func (j *Job) FleetGate(now time.Time) (Wait, time.Time) {
 // GateOf is Gate for one waiting task: a stage may be open for those alone that are to be repeated.
 func (j *Job) GateOf(t *Task, now time.Time) Wait {
 	gate, _ := j.Gate(now)
-	if (gate == WaitNone || gate == WaitPace) && j.Full() && !j.holds(t) {
+	if (gate == WaitNone || gate == WaitPace) && j.isFullFor(t) {
 		return WaitStage
 	}
 	return gate
@@ -230,6 +230,15 @@ func (j *Job) IsOnHold() bool {
 
 // Full reports whether the stage lets no task begin for the first time.
 func (j *Job) Full() bool { return j.Started >= j.Opened }
+
+// isFullFor reports whether the stage has no place for a task. The last places are for devices that can be proved, as far as there are any.
+func (j *Job) isFullFor(t *Task) bool {
+	places := j.Opened - j.Started
+	if !t.isProvable() {
+		places -= j.Provable
+	}
+	return places <= 0 && !j.holds(t)
+}
 
 // rate returns the rate of the job's pace, which was checked.
 func (j *Job) rate() Rate {
@@ -294,6 +303,7 @@ func (j *Job) Start(now time.Time, t *Task) {
 		j.Held--
 	case t.Round == j.Round:
 		j.Started++
+		j.countProvable(t, -1)
 	}
 	if rate := j.rate(); rate.Interval > 0 {
 		if j.TAT.Before(now) {
@@ -315,8 +325,16 @@ func (j *Job) Return(t *Task) {
 		j.Held++
 	case t.Round == j.Round:
 		j.Started--
+		j.countProvable(t, 1)
 	}
 	j.TAT = j.TAT.Add(-j.rate().Interval)
+}
+
+// countProvable counts a task that waits for its first attempt, or waits no more.
+func (j *Job) countProvable(t *Task, n int64) {
+	if t.isProvable() {
+		j.Provable += n
+	}
 }
 
 // holds reports whether a task keeps its place in the stage while it waits.
@@ -354,11 +372,8 @@ func (j *Job) Record(t *Task, o Outcome) {
 // ended counts an outcome. The stop rule counts it in place of the harm that the open task had come to.
 func (j *Job) ended(t *Task, o Outcome) {
 	j.Counts.Ended[outcomeIndex(o)]++
-	if t.Rollout != nil && t.Rollout.Harmed {
+	if t.IsHarmed() {
 		j.Harmed--
-	}
-	if t.Rollout != nil && t.Rollout.Provable && o != OK {
-		j.Provable--
 	}
 }
 
@@ -388,6 +403,8 @@ func (j *Job) RecordWaiting(t *Task, o Outcome) {
 	j.Counts.Waiting--
 	if j.holds(t) {
 		j.Held--
+	} else {
+		j.countProvable(t, -1)
 	}
 	j.ended(t, o)
 	j.judge(before, harm(o))
@@ -398,23 +415,22 @@ func (j *Job) RecordWaiting(t *Task, o Outcome) {
 func (j *Job) Correct(t *Task, o Outcome) {
 	j.Counts.Ended[outcomeIndex(t.Outcome)]--
 	j.Counts.Ended[outcomeIndex(o)]++
-	if o == OK {
+	switch {
+	case o == OK:
 		j.PassedOK++
-		if t.Rollout != nil && t.Rollout.Provable {
-			j.Provable++
-		}
+	case t.Outcome == OK:
+		j.PassedOK--
 	}
 }
 
 // Again counts an ended task of the round as waiting.
 func (j *Job) Again(t *Task) {
-	if t.Rollout != nil && t.Rollout.Provable && t.Outcome != OK {
-		j.Provable++
-	}
 	j.Counts.Ended[outcomeIndex(t.Outcome)]--
 	j.Counts.Waiting++
 	if j.holds(t) {
 		j.Held++
+	} else {
+		j.countProvable(t, 1)
 	}
 	if t.Outcome == OK {
 		j.PassedOK--

@@ -122,8 +122,8 @@ func (s *Store) addStep(ctx context.Context, steps, step time.Duration) (done bo
 		done = true
 		for _, text := range []string{
 			`UPDATE jobs SET tat = CASE WHEN tat = 0 THEN 0 ELSE tat + $1 END, stage_end = CASE WHEN stage_end = 0 THEN 0 ELSE stage_end + $1 END, ready_at = 0, version = version + 1 WHERE ended_at = 0`,
-			`UPDATE tasks SET due_at = due_at + $1 WHERE state = 'waiting' AND due_at > 0 AND due_at < ` + notByItself,
-			`UPDATE tasks SET limit_at = limit_at + $1, due_at = CASE WHEN due_at > 0 AND due_at < ` + notByItself + ` THEN due_at + $1 ELSE due_at END WHERE phase <> ''`,
+			`UPDATE tasks SET limit_at = CASE WHEN limit_at > 0 THEN limit_at + $1 ELSE 0 END, due_at = CASE WHEN due_at > 0 AND due_at < ` + notByItself + ` THEN due_at + $1 ELSE due_at END
+ WHERE state = 'waiting' AND (due_at > 0 OR limit_at > 0) OR phase <> ''`,
 			`UPDATE firmware_devices SET barred_until = barred_until + $1 WHERE barred_until > 0`,
 			`UPDATE job_confirmations SET until = until + $1`,
 		} {

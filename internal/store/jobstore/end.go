@@ -236,6 +236,10 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 	rows := make([][]any, len(list))
 	for i := range list {
 		task, j := &list[i], all[list[i].Job]
+		outcome, code := outcome, code
+		if task.IsHarmed() {
+			outcome, code = jobs.Failed, task.Code
+		}
 		if task.State == jobs.TaskRunning {
 			j.Record(task, outcome)
 		} else {

@@ -122,7 +122,7 @@ func endValues(t *jobs.Task) []any {
 	if t.Rollout != nil {
 		rollout = textOf(t.Rollout)
 	}
-	if t.State != jobs.TaskRunning {
+	if t.State == jobs.TaskEnded {
 		t.Phase, t.LimitAt = jobs.PhaseNone, time.Time{}
 	}
 	return []any{t.Job, string(t.Device), t.Round, string(t.State), t.Instance, database.Clean(t.Node), t.Call, string(t.Outcome), t.Code,

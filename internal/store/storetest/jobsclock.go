@@ -111,7 +111,7 @@ func testPhaseSteps(t *testing.T, f *jobFleet) {
 	stores, step := f.steppedStores(t)
 	f.stores = stores
 	measure(t, stores[:2]...)
-	j := f.rollout(t, 3, nil)
+	j := f.rollout(t, 4, nil)
 	f.step(t, &j, 1, func(s *jobs.Step) {
 		s.Task.DueAt = s.Now.Add(10 * time.Minute)
 		offer(s)
@@ -119,6 +119,11 @@ func testPhaseSteps(t *testing.T, f *jobFleet) {
 	})
 	f.step(t, &j, 2, func(s *jobs.Step) { s.Task.DueAt = jobs.NotByItself })
 	f.step(t, &j, 3, func(s *jobs.Step) { s.Bar = "twice" })
+	f.step(t, &j, 4, func(s *jobs.Step) {
+		offer(s)
+		flash(s)
+		s.See(formerCheck)
+	})
 	begun := time.Now()
 	for _, d := range []time.Duration{-time.Hour, time.Hour} {
 		step(d)
@@ -132,7 +137,7 @@ func testPhaseSteps(t *testing.T, f *jobFleet) {
 		for name, c := range map[string]struct {
 			until time.Time
 			lasts time.Duration
-		}{"the start": {task.LimitAt, 15 * time.Minute}, "the restart": {task.DueAt, 10 * time.Minute}, "the bar": {marks[mac(3)].BarredUntil, 24 * time.Hour}} {
+		}{"the start": {task.LimitAt, 15 * time.Minute}, "the restart": {task.DueAt, 10 * time.Minute}, "the next offer": {f.task(t, j.ID, mac(4)).LimitAt, 10 * time.Minute}, "the bar": {marks[mac(3)].BarredUntil, 24 * time.Hour}} {
 			if left := c.lasts - time.Since(begun); (c.until.Sub(now) - left).Abs() > 2*time.Second {
 				t.Errorf("after a step to %v, %s: %v are left, not %v", d, name, c.until.Sub(now), left)
 			}

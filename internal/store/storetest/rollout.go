@@ -115,7 +115,7 @@ func testSteps(t *testing.T, f *jobFleet) {
 	if err != nil || found.Job != j.ID {
 		t.Fatalf("%+v, %v", found, err)
 	}
-	f.step(t, &j, 1, func(step *jobs.Step) { step.Correct(&jobs.DeviceCheck{}) })
+	f.step(t, &j, 1, func(step *jobs.Step) { step.Correct(&jobs.DeviceCheck{ELF: "new"}) })
 	if got := f.job(t, j.ID); got.Counts.Of(jobs.OK) != 1 || got.Counts.Of(jobs.Failed) != 0 {
 		t.Errorf("corrected: %+v", got.Counts)
 	}
@@ -129,7 +129,7 @@ func testSteps(t *testing.T, f *jobFleet) {
 	for range 2 {
 		f.step(t, &j, 2, func(step *jobs.Step) {
 			if step.Task.Rollout != nil {
-				step.Task.Rollout.OfferAfter = time.Time{}
+				step.Task.LimitAt = time.Time{}
 			}
 			offer(step)
 		})
@@ -201,7 +201,7 @@ func testOutlook(t *testing.T, f *jobFleet) {
 func testStepsInOrder(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	call := f.create(t, 1, nil)
-	j := f.rollout(t, 2, nil)
+	j := f.rollout(t, 3, nil)
 	ahead := func(n int) (is bool) {
 		t.Helper()
 		nothing := errors.New("no")
@@ -225,15 +225,24 @@ func testStepsInOrder(t *testing.T, f *jobFleet) {
 		t.Error("a task that has ended is ahead")
 	}
 	f.step(t, &j, 2, offer)
-	newer := f.rollout(t, 2, nil)
-	if err := s.Supersede(t.Context(), newer.ID, macs(1, 2)); err != nil {
+	f.step(t, &j, 3, func(step *jobs.Step) {
+		offer(step)
+		flash(step)
+		step.See(formerCheck)
+	})
+	newer := f.rollout(t, 3, nil)
+	if err := s.Supersede(t.Context(), newer.ID, macs(1, 3)); err != nil {
 		t.Fatal(err)
 	}
 	f.check(t)
-	if got := f.job(t, j.ID).Counts; got.Of(jobs.Superseded) != 1 || got.Running != 1 {
-		t.Errorf("%+v", got)
+	got := f.job(t, j.ID)
+	if c := got.Counts; c.Of(jobs.Superseded) != 1 || c.Of(jobs.Failed) != 1 || got.Harmed != 0 || c.Running != 1 {
+		t.Errorf("%+v, harmed %d", c, got.Harmed)
 	}
-	if got := f.job(t, newer.ID).Counts; got.Waiting != 2 {
+	if task := f.task(t, j.ID, mac(3)); task.Outcome != jobs.Failed || task.Code != jobs.CodeRolledBack || task.Detail == "" {
+		t.Errorf("a device that came to harm counts no more: %+v", task)
+	}
+	if got := f.job(t, newer.ID).Counts; got.Waiting != 3 {
 		t.Errorf("%+v", got)
 	}
 }
