@@ -66,6 +66,10 @@ type Options struct {
 	MayBegin func() bool
 	// MayAct returns why the owner of a job may not have it done on a device any more, or nil; with CodeUnauthorized its key has ended.
 	MayAct func(ctx context.Context, owner string, id devices.ID) *devices.Error
+	// Nodes returns the nodes that run, with when they started; this one is always among them.
+	Nodes func() []devices.Node
+	// Newest returns the last image that was recorded of each device.
+	Newest func(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error)
 	// Downloads is how many devices may have an offer or a download of this node at once.
 	Downloads int
 	// URL is the address of downloads, to which a token is added.
@@ -213,7 +217,9 @@ func (s *Service) confirm(id devices.ID) {
 
 // see applies a check to a running task.
 func (s *Service) see(ctx context.Context, t *jobs.Task, seen *jobs.DeviceCheck) (jobs.Task, error) {
+	first := slices.MinFunc(s.Nodes(), func(a, b devices.Node) int { return a.Started.Compare(b.Started) })
 	return s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+		step.Answering = s.asStored(first.Started)
 		step.See(seen)
 		return nil
 	})
@@ -305,6 +311,9 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 			return nil
 		case o.Verdict != preflight.Fit:
 			result = apply(step, &o.Judgment)
+			return nil
+		case step.RefuseOther(c.Facts.ELF):
+			result = refused
 			return nil
 		case !s.places.take(token, seen.From):
 			result = crowded
@@ -420,6 +429,8 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 			return errWait
 		case o.Verdict != preflight.Fit:
 			apply(step, &o.Judgment)
+			return nil
+		case step.RefuseOther(v.Device.ELF):
 			return nil
 		}
 		step.Device(&seen, o.ELF, o.Foreign, o.Single)
@@ -556,7 +567,16 @@ func (s *Service) last(ctx context.Context, t *jobs.Task) (seen *jobs.DeviceChec
 	if heard = !v.Device.CheckedAt.Equal(t.Rollout.CheckedAt); v.Device.ELF != t.Target {
 		return nil, heard, nil
 	}
-	return &jobs.DeviceCheck{ELF: v.Device.ELF, Board: v.Device.Board, Hardware: t.Rollout.Hardware, Display: t.Rollout.Display}, heard, nil
+	newest, err := s.Newest(ctx, []devices.ID{t.Device})
+	if err != nil {
+		return nil, heard, err
+	}
+	image := newest[t.Device]
+	if image.ELF != t.Target { // it is written with the check that shows it
+		image.Details = ""
+	}
+	c := deviceCheck(&v.Device.Facts, image.Details, netip.Addr{}, false)
+	return &c, heard, nil
 }
 
 // Connected implements session.Lifecycle: a device that connects without a check has refused the image, or its download broke.
@@ -694,16 +714,21 @@ func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *
 	return "", nil
 }
 
-// Changed corrects the task of a device that shows another image than before: it may be one that was given up.
+// Changed corrects the task of a device that shows another image than before: it may be one that was given up, or the former image of one
+// that worked.
 func (s *Service) Changed(c devices.ImageChange) {
-	if c.To.ELF == "" { // which would name any task
+	target := c.To.ELF
+	if c.To.Cause == devices.CauseRolledBack {
+		target = c.From.ELF
+	}
+	if target == "" { // which would name any task
 		return
 	}
 	seen := deviceCheck(&devices.Facts{ELF: c.To.ELF, Board: c.To.Board}, c.To.Details, netip.Addr{}, false)
 	s.tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
 		defer cancel()
-		t, err := s.Store.Rolled(ctx, c.Device, c.To.ELF)
+		t, err := s.Store.Rolled(ctx, c.Device, target)
 		if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
 			return
 		}

@@ -37,6 +37,7 @@ type fleet struct {
 	job   jobs.Job
 
 	offer     preflight.Offer
+	seenELF   string
 	seen      bool // an earlier check showed what the device runs
 	contested bool
 	missing   bool // this node does not have the image
@@ -46,6 +47,8 @@ type fleet struct {
 	calls     []devices.ToolCall
 	answer    devices.ToolResult
 	fault     error
+	started   time.Time // of the only node
+	recorded  string    // what the last check that was recorded said of the hardware
 	active    bool
 	may       bool
 	no        *devices.Error
@@ -58,7 +61,7 @@ func (f *fleet) JudgeCheck(_ context.Context, _ string, _ []string, _ *devices.V
 	if !f.seen {
 		at = f.Store.Now() // this check wrote it
 	}
-	if !seen(devices.DeviceImage{ELF: "old", At: at}) && o.Verdict == preflight.Fit {
+	if !seen(devices.DeviceImage{ELF: f.seenELF, At: at}) && o.Verdict == preflight.Fit {
 		o.Verdict = preflight.Waiting
 	}
 	return o, nil
@@ -75,6 +78,12 @@ func (f *fleet) File(context.Context, string) (*os.File, error) {
 // Views implements Fleet.
 func (f *fleet) Views(context.Context, []devices.ID) ([]devices.View, error) {
 	return []devices.View{f.view}, nil
+}
+
+// newest returns the last image that was recorded of the device.
+func (f *fleet) newest(context.Context, []devices.ID) (map[devices.ID]devices.DeviceImage, error) {
+	d := &f.view.Device
+	return map[devices.ID]devices.DeviceImage{d.ID: {ELF: d.ELF, Details: f.recorded}}, nil
 }
 
 // IsContested implements Fleet.
@@ -104,11 +113,11 @@ func newFleet(t *testing.T, ids ...devices.ID) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close(context.Background()) })
-	f := &fleet{store: jobstore.New(db, log), active: true, may: true, seen: true,
+	f := &fleet{store: jobstore.New(db, log), active: true, may: true, seen: true, seenELF: "old",
 		offer: preflight.Offer{Judgment: preflight.Judgment{Verdict: preflight.Fit}, Ref: preflight.Ref{ID: image, ELF: "new"}, Version: "2.5.0", Size: 100, Details: `{"flash_size":1}`},
 		view:  devices.View{Device: devices.Device{ID: lamp, Facts: devices.Facts{ELF: "old", Board: "bread", Chip: "esp32s3"}}}}
 	f.Service = New(Options{Store: f.store, Fleet: f, Images: f, Active: func() bool { return f.active }, MayBegin: func() bool { return f.may },
-		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Downloads: 2, URL: "http://192.0.2.1/xiaozhi/f/", Log: log})
+		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Nodes: func() []devices.Node { return []devices.Node{{Started: f.started}} }, Newest: f.newest, Downloads: 2, URL: "http://192.0.2.1/xiaozhi/f/", Log: log})
 	t.Cleanup(f.Close)
 	f.job = f.create(t, nil, ids...)
 	return f
@@ -548,6 +557,97 @@ func TestCheckWithoutAStep(t *testing.T) {
 		j, err := h.store.Job(t.Context(), h.job.ID)
 		return err == nil && j.State == jobs.Halted && j.Reason == jobs.ReasonBoard && h.task(t, lamp).Code == jobs.CodeBoardChanged
 	})
+}
+
+// A check that no step could be made of shows another display than before.
+func TestOtherDisplayWithoutAStep(t *testing.T) {
+	f := newFleet(t, lamp)
+	o := f.Check(t.Context(), &Check{Device: lamp, Facts: devices.Facts{ELF: "old", Board: "bread", Firmware: "2.4.2"}, Details: `{"display":{"width":320,"height":240}}`, Address: home, Begun: clock.Now()})
+	f.download(t, o, home, nil, false)
+	f.view.Device.Facts, f.recorded = devices.Facts{ELF: "new", Board: "bread"}, `{"display":{"width":128,"height":64}}`
+	if err := f.connected(t.Context(), lamp, false, false); err != nil {
+		t.Fatal(err)
+	}
+	if task := f.task(t, lamp); task.Code != jobs.CodeBoardChanged {
+		t.Errorf("%+v", task)
+	}
+}
+
+// A device that comes back with its former image has not failed if no node could answer the first check with the new one.
+func TestOutage(t *testing.T) {
+	f := newFleet(t, lamp, other)
+	for _, id := range []devices.ID{lamp, other} {
+		if f.started = time.Now().Add(-time.Hour); id == other {
+			f.view.Device.ID = other
+		}
+		f.download(t, f.check(id, "old", home), home, nil, false)
+		if id == other {
+			f.started = time.Now().Add(time.Second)
+		}
+		f.check(id, "old", home)
+	}
+	if r := f.task(t, lamp).Rollout; !r.Harmed || r.Excused != 0 {
+		t.Errorf("while a node answered: %+v", r)
+	}
+	task := f.task(t, other)
+	if r := task.Rollout; r.Harmed || r.Excused != 1 || r.Flashes != 1 || task.Code != jobs.CodeRolledBack || task.State != jobs.TaskWaiting {
+		t.Errorf("while none did: %+v %+v", task, r)
+	}
+}
+
+// A rollback takes the image of its job away, and no other that somebody has flashed since the rollback was prepared.
+func TestRollbackOfAnotherImage(t *testing.T) {
+	for elf, want := range map[string]jobs.Outcome{"bad": "", "by hand": jobs.Refused} {
+		f := newFleet(t, lamp)
+		if _, err := f.store.Step(t.Context(), f.job.ID, lamp, func(s *jobs.Step, _ bool) error {
+			s.Rollout().Replaces = "bad"
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		f.seenELF, f.view.Device.ELF = elf, elf
+		sent := 0
+		f.Restart(t.Context(), &f.job, lamp, func(permit func() error) error {
+			sent++
+			return permit()
+		})
+		o := f.check(lamp, elf, home)
+		task := f.task(t, lamp)
+		if is := want == ""; (o != nil) != is || (sent == 1) != is || task.Outcome != want {
+			t.Errorf("%s: %d restarts, offer %v, %+v", elf, sent, o, task)
+		}
+		if want != "" && task.Code != jobs.CodeOtherImage {
+			t.Errorf("%s: %s", elf, task.Code)
+		}
+	}
+}
+
+// A device whose task has ended well is counted as failed when it runs its former image again, and as well when it is back.
+func TestBackAfterAll(t *testing.T) {
+	f := newFleet(t, lamp)
+	f.download(t, f.check(lamp, "old", home), home, nil, false)
+	f.check(lamp, "new", home)
+	if _, err := f.store.Step(t.Context(), f.job.ID, lamp, func(s *jobs.Step, _ bool) error {
+		for _, gate := range jobs.Gates {
+			s.Pass(gate)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	former, current := devices.DeviceImage{ELF: "old", Board: "bread"}, devices.DeviceImage{ELF: "new", Board: "bread"}
+	for _, c := range []struct {
+		cause    devices.ImageCause
+		from, to devices.DeviceImage
+		want     jobs.Outcome
+	}{{devices.CauseRolledBack, current, former, jobs.Failed}, {devices.CauseJob, former, current, jobs.OK}} {
+		c.to.Cause = c.cause
+		f.Changed(devices.ImageChange{Device: lamp, From: c.from, To: c.to})
+		devicetest.Eventually(t, "it counts as "+string(c.want), func() bool { return f.task(t, lamp).Outcome == c.want })
+	}
+	if j, err := f.store.Job(t.Context(), f.job.ID); err != nil || j.Counts.Of(jobs.OK) != 1 || j.Counts.Of(jobs.Failed) != 0 || j.PassedOK != 1 || j.State == jobs.Halted {
+		t.Errorf("%+v, %v", j, err)
+	}
 }
 
 func TestConnectWithoutACheck(t *testing.T) {

@@ -122,7 +122,7 @@ func (m *Manager) judged(ctx context.Context, j *jobs.Job, rows []jobs.Task) ([]
 		case no.Code != "":
 			task.Outcome, task.Code, task.Detail = jobs.Refused, no.Code, no.Text
 		}
-		task.Rollout = &jobs.Rollout{Provable: views[i].Presence.Transport == devices.TransportMQTT}
+		task.Rollout = &jobs.Rollout{Provable: views[i].Presence.Transport == devices.TransportMQTT, Replaces: given}
 		if f.Restart == "never" {
 			task.DueAt = jobs.NotByItself
 		}

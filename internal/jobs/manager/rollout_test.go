@@ -445,6 +445,8 @@ func TestRollbackLeavesOtherImages(t *testing.T) {
 		m.turns(t)
 		if tasks := m.tasksOf(t, back.Items[0].ID); len(tasks) != want {
 			t.Errorf("the device runs %q: %d tasks, want %d", runs, len(tasks), want)
+		} else if want == 1 && tasks[lamp].Rollout.Replaces != "elf a" {
+			t.Errorf("the device runs %q: the rollback takes %q away", runs, tasks[lamp].Rollout.Replaces)
 		}
 	}
 }
