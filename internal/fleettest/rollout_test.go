@@ -28,7 +28,7 @@ import (
 //	28 two jobs; an upgrade by hand; at once another   jobs/manager: TestFirmwareJob; "flashed by wire"; rollout: TestNoOffer
 //	29 a device that talks; one that sleeps            jobs/runner: TestHold; jobs: TestStagesAreProvable
 //	30 approval, clones, revoked, forgotten            rollout: TestNoOffer, TestTasksThatEndAtACheck; "a clone"
-//	32 nobody answers checks for a while               "checks that nobody could answer"; TestRolloutAndKills
+//	32 nobody answers checks for a while               "checks that nobody could answer", "no node answered its first start"; rollout: TestOutage; TestRolloutAndKills
 //	34 firmware before v1.8.0                          preflight: TestJudge; "one offer for old firmware"; simulator/firmware: TestUpgradesThatFail
 //	35 a crash in the download                         "a check after a broken download"
 //	36 a restart of a device that is not confirmed     rollout: TestFromCheckToProof
@@ -111,7 +111,7 @@ func TestRollout(t *testing.T) {
 			robot = d
 		}
 	}
-	node.must(t, " job", "firmware", "explain", robot.ID) // the cause of its image
+	node.must(t, " job\n", "firmware", "explain", robot.ID) // the cause of its image
 	node.must(t, ": ok, ", "firmware", "explain", robot.ID)
 	if _, errs, status := node.Command(t, "firmware", "rollback", "last", "--yes"); status == 0 || !strings.Contains(errs, "not stored") {
 		t.Errorf("a rollback to what nobody has: %d %s", status, errs)
@@ -354,7 +354,7 @@ func TestRolloutAndKills(t *testing.T) {
 			if f := task.Firmware; f != nil {
 				flashes += f.Flashes
 				// security: D28
-				if f.Restarts > 3 || f.Flashes > 2 || f.Offers > 5 {
+				if f.Restarts > 3 || f.Flashes > 3 || f.Offers > 5 { // one flash does not count, if no node answered the first check after it
 					t.Errorf("device %s: %+v", task.Device, f)
 				}
 			}
