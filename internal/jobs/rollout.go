@@ -179,7 +179,7 @@ func (s *Step) MayBegin(check bool) bool {
 	if t.LimitAt.After(s.Now) || t.Rollout != nil && t.Rollout.Offers >= s.maxOffers() {
 		return false
 	}
-	return !s.Job.isFullFor(t) && s.hasRoom()
+	return !s.Job.IsFullFor(t) && s.hasRoom()
 }
 
 func (s *Step) maxOffers() int {

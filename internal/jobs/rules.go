@@ -217,7 +217,7 @@ func (j *Job) FleetGate(now time.Time) (Wait, time.Time) {
 // GateOf is Gate for one waiting task: a stage may be open for those alone that are to be repeated.
 func (j *Job) GateOf(t *Task, now time.Time) Wait {
 	gate, _ := j.Gate(now)
-	if (gate == WaitNone || gate == WaitPace) && j.isFullFor(t) {
+	if (gate == WaitNone || gate == WaitPace) && j.IsFullFor(t) {
 		return WaitStage
 	}
 	return gate
@@ -231,8 +231,8 @@ func (j *Job) IsOnHold() bool {
 // Full reports whether the stage lets no task begin for the first time.
 func (j *Job) Full() bool { return j.Started >= j.Opened }
 
-// isFullFor reports whether the stage has no place for a task. The last places are for devices that can be proved, as far as there are any.
-func (j *Job) isFullFor(t *Task) bool {
+// IsFullFor reports whether the stage has no place for a task. The last places are for devices that can be proved, as far as there are any.
+func (j *Job) IsFullFor(t *Task) bool {
 	places := j.Opened - j.Started
 	if !t.isProvable() {
 		places -= j.Provable

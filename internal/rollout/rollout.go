@@ -401,8 +401,12 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 	f := job.Spec.Action.Firmware
 	ctx, cancel := context.WithTimeout(ctx, stepTime)
 	defer cancel()
-	v, err := s.view(ctx, id)
-	if err != nil {
+	queue, err := s.Store.Rolling(ctx, id)
+	if slices.ContainsFunc(queue, func(q jobs.Queued) bool { return q.Job.ID == job.ID && q.Job.IsFullFor(&q.Task) }) {
+		return 10 * retryWait
+	}
+	v, no := s.view(ctx, id)
+	if err = errors.Join(err, no); err != nil {
 		return retryWait
 	}
 	o, err := s.Images.JudgeCheck(ctx, f.Image, f.Allow, &v, "", func(newest devices.DeviceImage) bool { return true }) // the check that follows is the second
@@ -418,12 +422,12 @@ func (s *Service) Restart(ctx context.Context, job *jobs.Job, id devices.ID, sen
 		return 10 * retryWait
 	}
 	seen := deviceCheck(&v.Device.Facts, o.Details, netip.Addr{}, false)
-	called, no := false, s.MayAct(ctx, job.Owner, id)
+	called, forbidden := false, s.MayAct(ctx, job.Owner, id)
 	_, err = s.Store.Step(ctx, job.ID, id, func(step *jobs.Step, ahead bool) error {
 		called = false
 		switch {
-		case no != nil:
-			forbid(step, no)
+		case forbidden != nil:
+			forbid(step, forbidden)
 			return nil
 		case ahead || !step.MayBegin(false) || !s.MayBegin():
 			return errWait

@@ -48,6 +48,7 @@ type fleet struct {
 	answer    devices.ToolResult
 	fault     error
 	started   time.Time // of the only node
+	judged    int       // how often
 	recorded  string    // what the last check that was recorded said of the hardware
 	active    bool
 	may       bool
@@ -56,6 +57,7 @@ type fleet struct {
 
 // JudgeCheck implements Images.
 func (f *fleet) JudgeCheck(_ context.Context, _ string, _ []string, _ *devices.View, _ string, seen func(devices.DeviceImage) bool) (preflight.Offer, error) {
+	f.judged++
 	o := f.offer
 	at := f.Store.Now().Add(-time.Hour)
 	if !f.seen {
@@ -471,6 +473,18 @@ func TestLateDownload(t *testing.T) {
 		if task := f.task(t, lamp); task.Rollout.Offers != 1 || (task.Phase == jobs.PhaseBooting) == paused {
 			t.Errorf("paused %t: %+v %+v", paused, task, task.Rollout)
 		}
+	}
+}
+
+// A connected device that has to wait, since the places of the stage are for others, is not judged again and again.
+func TestRestartWaitsForAPlace(t *testing.T) {
+	f := newFleet(t, lamp, other)
+	if _, err := f.store.Edit(t.Context(), f.job.ID, func(j *jobs.Job) error { j.Provable = 2; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	again := f.Restart(t.Context(), &f.job, lamp, func(permit func() error) error { return permit() })
+	if task := f.task(t, lamp); task.State != jobs.TaskWaiting || f.judged != 0 || again < 10*time.Second {
+		t.Errorf("it was judged %d times, again after %v: %+v", f.judged, again, task)
 	}
 }
 
