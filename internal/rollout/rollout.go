@@ -719,27 +719,29 @@ func (s *Service) lostTools(ctx context.Context, id devices.ID, j *jobs.Job, t *
 }
 
 // Changed corrects the task of a device that shows another image than before: it may be one that was given up, or the former image of one
-// that worked.
+// that worked. What a job gives back is no reason to correct what another one gave.
 func (s *Service) Changed(c devices.ImageChange) {
-	target := c.To.ELF
-	if c.To.Cause == devices.CauseRolledBack {
-		target = c.From.ELF
-	}
-	if target == "" { // which would name any task
-		return
+	targets := []string{c.To.ELF}
+	if c.To.Cause != devices.CauseJob {
+		targets = append(targets, c.From.ELF)
 	}
 	seen := deviceCheck(&devices.Facts{ELF: c.To.ELF, Board: c.To.Board}, c.To.Details, netip.Addr{}, false)
 	s.tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), stepTime)
 		defer cancel()
-		t, err := s.Store.Rolled(ctx, c.Device, target)
-		if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
-			return
-		}
-		s.step(patience, t.Job, t.Device, func(step *jobs.Step) {
-			if step.Task.Fence == t.Fence {
-				step.Correct(&seen)
+		for _, target := range targets {
+			if target == "" { // which would name any task
+				continue
 			}
-		})
+			t, err := s.Store.Rolled(ctx, c.Device, target)
+			if err != nil || clock.Now().Sub(t.EndedAt) > jobs.Kept {
+				continue
+			}
+			s.step(patience, t.Job, t.Device, func(step *jobs.Step) {
+				if step.Task.Fence == t.Fence {
+					step.Correct(&seen)
+				}
+			})
+		}
 	})
 }

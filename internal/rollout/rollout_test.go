@@ -654,11 +654,14 @@ func TestBackAfterAll(t *testing.T) {
 		cause    devices.ImageCause
 		from, to devices.DeviceImage
 		want     jobs.Outcome
-	}{{devices.CauseRolledBack, current, former, jobs.Failed}, {devices.CauseJob, former, current, jobs.OK}} {
+	}{{devices.CauseForeign, current, former, jobs.Failed}, {devices.CauseForeign, former, current, jobs.OK}} {
 		c.to.Cause = c.cause
 		f.Changed(devices.ImageChange{Device: lamp, From: c.from, To: c.to})
 		devicetest.Eventually(t, "it counts as "+string(c.want), func() bool { return f.task(t, lamp).Outcome == c.want })
 	}
+	former.Cause = devices.CauseJob // a rollback
+	f.Changed(devices.ImageChange{Device: lamp, From: current, To: former})
+	f.Close()
 	if j, err := f.store.Job(t.Context(), f.job.ID); err != nil || j.Counts.Of(jobs.OK) != 1 || j.Counts.Of(jobs.Failed) != 0 || j.PassedOK != 1 || j.State == jobs.Halted {
 		t.Errorf("%+v, %v", j, err)
 	}
