@@ -23,7 +23,14 @@ const (
 	// transferTime is the time limit of writing an image to the object store and reading it back.
 	transferTime = 2 * time.Minute
 	stepTime     = 8 * time.Second // of one step of the object store
+	maxPuts      = 3               // of an image that cannot be read back
 	newPrefix    = "new-"          // of files that are not complete
+)
+
+var (
+	// unusedTime is how long files and objects of no image are kept: the row of an image comes after its bytes.
+	unusedTime = time.Hour
+	stallTime  = stepTime // how long an object may yield nothing while it is read
 )
 
 // files are the bytes of the images: in the object store, which all nodes share, and on this node's disk, where they are served
@@ -49,32 +56,67 @@ func (f *files) clean(stored map[string]bool) error {
 		return nil
 	}
 	for _, e := range entries {
-		if !stored[e.Name()] {
+		if info, no := e.Info(); no == nil && !stored[e.Name()] && time.Since(info.ModTime()) > unusedTime {
 			err = errors.Join(err, os.Remove(filepath.Join(f.dir, e.Name())))
 		}
 	}
 	return err
 }
 
-// repair writes files to the object store that it has lost, as after a power cut or a move to another NATS server, and returns how many.
-func (f *files) repair(ctx context.Context) (repaired int, err error) {
-	entries, err := os.ReadDir(f.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+// objects returns the objects of the store by their NUIDs, which are in the subjects of their chunks.
+func (f *files) objects(ctx context.Context) (map[string]*jetstream.ObjectInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTime)
+	defer cancel()
+	objects, err := f.js.ObjectStore(ctx, f.bucket.Bucket)
+	var list []*jetstream.ObjectInfo
+	if err == nil {
+		list, err = objects.List(ctx)
 	}
-	for _, e := range entries {
-		if id := e.Name(); err == nil && IsID(id) && ctx.Err() == nil {
-			var put bool
-			put, err = f.repairOne(ctx, id)
-			if put {
-				repaired++
-			}
-		}
+	if err != nil && !isMissing(err) && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil, noStore(err)
 	}
-	return repaired, err
+	byNUID := make(map[string]*jetstream.ObjectInfo, len(list))
+	for _, object := range list {
+		byNUID[object.NUID] = object
+	}
+	return byNUID, nil
 }
 
-func (f *files) repairOne(ctx context.Context, id string) (put bool, err error) {
+// unused returns the objects that have belonged to no image for unusedTime, and deletes chunks that have belonged to no object for so long:
+// those of an upload whose node was killed, or that another node overtook.
+func (f *files) unused(ctx context.Context, stored map[string]bool, objects map[string]*jetstream.ObjectInfo) (ids []string, err error) {
+	chunks := "$O." + f.bucket.Bucket + ".C."
+	stream, err := f.js.Stream(ctx, "OBJ_"+f.bucket.Bucket)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, nil
+	}
+	var info *jetstream.StreamInfo
+	if err == nil {
+		info, err = stream.Info(ctx, jetstream.WithSubjectFilter(chunks+"*"))
+	}
+	if err != nil {
+		return nil, noStore(err)
+	}
+	for subject := range info.State.Subjects {
+		object := objects[strings.TrimPrefix(subject, chunks)]
+		if object != nil && stored[object.Name] {
+			continue
+		}
+		last, no := stream.GetLastMsgForSubject(ctx, subject)
+		switch {
+		case no != nil || info.TimeStamp.Sub(last.Time) < unusedTime:
+			err = errors.Join(err, no)
+		case object != nil:
+			ids = append(ids, object.Name)
+		default:
+			err = errors.Join(err, stream.Purge(ctx, jetstream.WithPurgeSubject(subject)))
+		}
+	}
+	return ids, err
+}
+
+// repair writes an image to the object store if that has lost it, as after a power cut or a move to another NATS server, and this node has it.
+func (f *files) repair(ctx context.Context, id string) (put bool, err error) {
 	step, cancel := context.WithTimeout(ctx, stepTime)
 	defer cancel()
 	objects, err := f.js.ObjectStore(step, f.bucket.Bucket)
@@ -102,7 +144,7 @@ func (f *files) create() (file *os.File, discard func(), err error) {
 	}
 	return file, func() {
 		_ = file.Close()
-		_ = os.Remove(file.Name()) // the next start removes it if this fails
+		_ = os.Remove(file.Name()) // clean removes it if this fails
 	}, nil
 }
 
@@ -197,13 +239,16 @@ func (f *files) fetch(ctx context.Context, id string) error {
 	}
 	defer discard()
 	switch err := f.read(ctx, id, file); {
-	case errors.Is(err, errDamaged) || isMissing(err):
+	case isLost(err):
 		return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the bytes of the image " + id[:Digits] + " are missing or damaged in the object store; add the same file again"}
 	case err != nil:
 		return err
 	}
 	return f.keep(file, id)
 }
+
+// isLost reports whether the store answers and does not have the bytes.
+func isLost(err error) bool { return errors.Is(err, errDamaged) || isMissing(err) }
 
 func isMissing(err error) bool {
 	return errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, jetstream.ErrBucketNotFound)
@@ -212,21 +257,28 @@ func isMissing(err error) bool {
 // read copies an image of the object store to a writer, and compares it with its SHA-256. The client library's own digest is of what
 // it sent, not of what arrived.
 func (f *files) read(ctx context.Context, id string, to io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, transferTime) // without a deadline the library waits 5 s for the whole object
+	limited, cancel := context.WithTimeout(ctx, transferTime) // without a deadline the library waits 5 s for the whole object
 	defer cancel()
-	objects, err := f.js.ObjectStore(ctx, f.bucket.Bucket)
+	objects, err := f.js.ObjectStore(limited, f.bucket.Bucket)
 	if err != nil {
 		return f.wrap(err)
 	}
-	object, err := objects.Get(ctx, id)
+	object, err := objects.Get(limited, id)
 	if err != nil {
 		return f.wrap(err)
 	}
 	sum := sha256.New()
-	from := &source{r: object}
+	from := &source{r: object, stall: time.AfterFunc(stallTime, cancel)} // it waits for chunks that were deleted meanwhile
 	_, err = io.Copy(io.MultiWriter(sum, to), from)
 	if from.err != nil && !errors.Is(from.err, jetstream.ErrDigestMismatch) {
-		err = f.wrap(from.err)
+		if err = from.err; errors.Is(limited.Err(), context.Canceled) && ctx.Err() == nil {
+			step, cancel := context.WithTimeout(ctx, stepTime)
+			defer cancel()
+			if _, err = objects.GetInfo(step, id); err == nil {
+				err = errDamaged
+			}
+		}
+		err = f.wrap(err)
 	} else if from.err == nil && err != nil {
 		err = noDisk(err)
 	} else if err != nil || hex.EncodeToString(sum.Sum(nil)) != id {
@@ -235,23 +287,25 @@ func (f *files) read(ctx context.Context, id string, to io.Writer) error {
 	return errors.Join(err, object.Close())
 }
 
-// wrap returns the errors of a missing object as they are, and all others as those of a store that does not answer.
+// wrap returns the errors of a missing or damaged object as they are, and all others as those of a store that does not answer.
 func (f *files) wrap(err error) error {
-	if isMissing(err) {
+	if isLost(err) {
 		return err
 	}
 	return noStore(err)
 }
 
-// source tells errors of a reader from those of the writer that it is copied to.
+// source tells errors of a reader from those of the writer that it is copied to, and puts off what ends it if nothing comes.
 type source struct {
-	r   io.Reader
-	err error
+	r     io.Reader
+	stall *time.Timer
+	err   error
 }
 
 // Read implements io.Reader.
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
+	s.stall.Reset(stallTime)
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
 	}
@@ -259,39 +313,45 @@ func (s *source) Read(p []byte) (int, error) {
 }
 
 // put writes an image to the object store, unless it is there. The client library may send a chunk again whose buffer has other bytes
-// by then, and report success: the object counts when it was read back.
-func (f *files) put(ctx context.Context, id string, content io.Reader) error {
+// by then, and report success, and another node may replace or delete the object: it counts when it was read back.
+func (f *files) put(ctx context.Context, id string, content io.ReadSeeker) error {
 	end, err := f.turn(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	err = f.read(ctx, id, io.Discard)
-	if err == nil || !errors.Is(err, errDamaged) && !isMissing(err) {
-		return err
+	for attempt := 1; ; attempt++ {
+		err := f.read(ctx, id, io.Discard)
+		switch {
+		case !isLost(err):
+			return err
+		case attempt > maxPuts:
+			return noStore(err)
+		}
+		if err := f.putOnce(ctx, id, content); err != nil {
+			return err
+		}
 	}
+}
+
+func (f *files) putOnce(ctx context.Context, id string, content io.ReadSeeker) error {
 	ctx, cancel := context.WithTimeout(ctx, transferTime)
 	defer cancel()
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return noDisk(err)
+	}
 	objects, err := f.js.ObjectStore(ctx, f.bucket.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		objects, err = f.js.CreateOrUpdateObjectStore(ctx, f.bucket)
 	}
-	if err != nil {
-		return noStore(err)
-	}
-	_, err = objects.Put(ctx, jetstream.ObjectMeta{Name: id, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize}}, content)
 	if err == nil {
-		err = f.read(ctx, id, io.Discard)
+		_, err = objects.Put(ctx, jetstream.ObjectMeta{Name: id, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize}}, content)
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
-	}
-	f.deleteObject(ctx, objects, id)
-	if isFull(err) {
+	case isFull(err):
 		return &devices.Error{Code: devices.CodeLimitReached, Detail: "the NATS server has no room for the image; delete images, or raise its limit"}
-	}
-	if e, ok := errors.AsType[*devices.Error](err); ok {
-		return e
 	}
 	return noStore(err)
 }
@@ -308,8 +368,7 @@ func isFull(err error) bool {
 	return errors.As(err, &e) && (e.ErrorCode == codeStoreFailed || e.ErrorCode == codeNoResources || e.ErrorCode == codeStorageExceed)
 }
 
-// remove deletes the bytes of an image. What is left if this fails is removed by clean, and an object without an image is replaced
-// when the image comes again.
+// remove deletes the bytes of an image. Tidy removes what is left if this fails.
 func (f *files) remove(ctx context.Context, id string) error {
 	err := os.Remove(filepath.Join(f.dir, id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -325,12 +384,6 @@ func (f *files) remove(ctx context.Context, id string) error {
 		storeErr = nil
 	}
 	return errors.Join(err, storeErr)
-}
-
-func (f *files) deleteObject(ctx context.Context, objects jetstream.ObjectStore, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTime)
-	defer cancel()
-	_ = objects.Delete(ctx, id) // if this fails, a damaged object is left, which read refuses
 }
 
 // IsID reports whether text is the SHA-256 of an image, or the beginning of one that is long enough to name it.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -106,7 +107,8 @@ type Options struct {
 type Manager struct {
 	Options
 	files     *files
-	verifying sync.Mutex // one signed file is in memory at a time
+	verifying sync.Mutex   // one signed file is in memory at a time
+	bytes     sync.RWMutex // shared by who adds bytes with their rows, and held by who deletes those without one
 }
 
 // New returns a Manager.
@@ -114,27 +116,61 @@ func New(o Options) *Manager {
 	return &Manager{Options: o, files: newFiles(o.Dir, o.JetStream, o.Bucket, o.Replicas)}
 }
 
-// Clean removes the files of this node's disk that belong to no image. No upload may be in progress.
-func (m *Manager) Clean(ctx context.Context) error {
-	images, err := m.Store.Images(ctx)
-	if err != nil {
-		return err
-	}
-	stored := map[string]bool{}
-	for i := range images {
-		stored[images[i].ID()] = true
-	}
-	return m.files.clean(stored)
-}
-
-// Repair writes the images of this node's disk to the object store that it has lost.
-func (m *Manager) Repair(ctx context.Context) {
-	switch repaired, err := m.files.repair(ctx); {
-	case err != nil && ctx.Err() == nil:
-		m.Log.Warn("the object store of the firmware images could not be compared with this node's disk; the next start tries again", "error", err)
-	case repaired > 0:
+// Tidy deletes what this node's disk and the object store have had of no image for a while, and writes images of the disk to the object
+// store that it has lost. Every node does it when it starts and about once an hour.
+func (m *Manager) Tidy(ctx context.Context) {
+	repaired, err := m.tidy(ctx)
+	if repaired > 0 {
 		m.Log.Info("firmware images were missing in the object store, and are there again", "images", repaired)
 	}
+	if err != nil && ctx.Err() == nil {
+		m.Log.Warn("the stored bytes of the firmware images could not be compared with the database; trying again within the hour", "error", err)
+	}
+}
+
+func (m *Manager) tidy(ctx context.Context) (repaired int, err error) {
+	images, err := m.Store.Images(ctx)
+	if err != nil {
+		return 0, err
+	}
+	stored := idsOf(images)
+	objects, err := m.files.objects(ctx)
+	if err != nil {
+		return 0, errors.Join(err, m.files.clean(stored))
+	}
+	unused, err := m.files.unused(ctx, stored, objects)
+	err = errors.Join(err, m.files.clean(stored))
+	for _, id := range unused {
+		err = errors.Join(err, m.drop(ctx, id))
+	}
+	for _, object := range objects {
+		delete(stored, object.Name)
+	}
+	for id := range stored {
+		put, no := m.files.repair(ctx, id)
+		if err = errors.Join(err, no); put && no == nil {
+			repaired++
+		}
+	}
+	return repaired, err
+}
+
+func idsOf(images []Image) map[string]bool {
+	ids := make(map[string]bool, len(images))
+	for i := range images {
+		ids[images[i].ID()] = true
+	}
+	return ids
+}
+
+// drop deletes the bytes of an image that is not stored, or not any more. Another node that adds it meanwhile writes them again.
+func (m *Manager) drop(ctx context.Context, id string) error {
+	m.bytes.Lock()
+	defer m.bytes.Unlock()
+	if _, _, err := m.find(ctx, id); devices.CodeOf(err) != devices.CodeNotFound {
+		return err
+	}
+	return m.files.remove(ctx, id)
 }
 
 // PermitChange refuses callers that may not add, change or delete images: an image is for the whole fleet.
@@ -194,22 +230,24 @@ func (m *Manager) Add(ctx context.Context, by access.Principal, u Upload) (added
 		added.Items = append(added.Items, image.view())
 	}
 	added.Dropped = append([]string{}, found.Dropped...)
-	permit := func(count int, bytes int64) error { return m.permitSize(missing, count, bytes) }
-	if err := permit(len(present), sizeOf(present)); err != nil {
+	objects, err := m.files.objects(ctx)
+	if err != nil {
+		return added, false, err
+	}
+	bytes, known := sizeOf(present), idsOf(slices.Concat(present, missing))
+	for _, object := range objects { // those of no image need room, too, until they are deleted
+		if !known[object.Name] {
+			bytes += int64(object.Size)
+		}
+	}
+	if err := m.permitSize(missing, len(present), bytes); err != nil {
 		return added, false, err
 	}
 	if u.DryRun {
 		return added, len(missing) > 0, nil
 	}
-	for id, content := range a.kept { // also of images that are known: their bytes may be lost
-		if err := m.keep(ctx, id, content); err != nil {
-			return added, false, err
-		}
-	}
-	if len(missing) > 0 {
-		if missing, err = m.Store.Add(ctx, missing, permit); err != nil { // without those that others have added meanwhile
-			return added, false, err
-		}
+	if missing, err = m.store(ctx, a.kept, missing); err != nil {
+		return added, false, err
 	}
 	noted = true
 	for i := range missing {
@@ -272,15 +310,32 @@ func sizeOf(images []Image) (bytes int64) {
 	return bytes
 }
 
-// keep stores the bytes of an image.
-func (m *Manager) keep(ctx context.Context, id string, content *os.File) error {
-	if _, err := content.Seek(0, io.SeekStart); err != nil {
-		return noDisk(err)
+// store stores the bytes of images, also of those that are known, whose bytes may be lost, and the rows of those that are missing. It returns
+// those that nobody else has added meanwhile.
+func (m *Manager) store(ctx context.Context, contents map[string]*os.File, missing []Image) ([]Image, error) {
+	m.bytes.RLock()
+	defer m.bytes.RUnlock()
+	for id, content := range contents {
+		err := m.files.put(ctx, id, content)
+		if err == nil {
+			err = m.files.keep(content, id)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	if err := m.files.put(ctx, id, content); err != nil {
-		return err
+	if len(missing) > 0 {
+		var err error
+		if missing, err = m.Store.Add(ctx, missing, func(count int, bytes int64) error { return m.permitSize(missing, count, bytes) }); err != nil {
+			return nil, err
+		}
 	}
-	return m.files.keep(content, id)
+	for id := range contents { // another node may have deleted the image, and its bytes before the new row was there
+		if _, err := m.files.repair(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	return missing, nil
 }
 
 // addition has the files of the images of an upload.
@@ -453,8 +508,8 @@ func (m *Manager) Delete(ctx context.Context, by access.Principal, id string, fo
 	if err := m.note(by, "delete_firmware", image.ID(), err); err != nil {
 		return err
 	}
-	if err := m.files.remove(ctx, image.ID()); err != nil {
-		m.Log.Warn("the bytes of a deleted firmware image are left over", "image", image.ID(), "error", err)
+	if err := m.drop(ctx, image.ID()); err != nil {
+		m.Log.Warn("the bytes of a deleted firmware image are left over, and are deleted within two hours", "image", image.ID(), "error", err)
 	}
 	return nil
 }

@@ -157,6 +157,16 @@ func files(t *testing.T, m *firmware.Manager) (names []string) {
 	return names
 }
 
+// age makes the files of a node two hours old.
+func age(t *testing.T, m *firmware.Manager) {
+	t.Helper()
+	for _, name := range files(t, m) {
+		if err := os.Chtimes(filepath.Join(m.Dir, name), time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 var admin = access.Principal{Caller: access.Admin}
 
 func upload(content []byte) firmware.Upload {
@@ -265,6 +275,59 @@ func TestAddAtOnce(t *testing.T) {
 		t.Errorf("%d of 4 are new", fresh.Load())
 	}
 	f.core.noted(t, "add_firmware "+idOf(image("one"))+" ok")
+}
+
+// TestNodesAtOnce: an image that two nodes add and delete at once has its bytes as long as it has its row.
+func TestNodesAtOnce(t *testing.T) {
+	f := newFleet(t, nil)
+	nodes := []*firmware.Manager{f.Manager, f.node(t)}
+	add := func(m *firmware.Manager) error {
+		_, _, err := m.Add(t.Context(), admin, upload(image("one")))
+		return err
+	}
+	remove := func(m *firmware.Manager) error {
+		if err := m.Delete(t.Context(), admin, idOf(image("one")), true); codeOf(err) != "not_found" {
+			return err
+		}
+		return nil
+	}
+	for name, c := range map[string]struct {
+		before bool // the image is stored
+		with   []int
+		do     []func(*firmware.Manager) error
+	}{
+		"two nodes add":                     {false, []int{0, 1}, []func(*firmware.Manager) error{add, add}},
+		"one deletes what another adds":     {true, []int{0, 1}, []func(*firmware.Manager) error{remove, add}},
+		"one deletes what it adds, too":     {true, []int{0, 0}, []func(*firmware.Manager) error{remove, add}},
+		"and the other one adds it as well": {true, []int{0, 0, 1}, []func(*firmware.Manager) error{remove, add, add}},
+	} {
+		for round := range 10 {
+			if err := remove(nodes[round%2]); err != nil {
+				t.Fatal(err)
+			}
+			if c.before {
+				f.mustAdd(t, image("one"), true)
+			}
+			var wait sync.WaitGroup
+			for i, do := range c.do {
+				wait.Go(func() {
+					if err := do(nodes[c.with[i]]); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+				})
+			}
+			wait.Wait()
+			_, file, err := f.node(t).Open(t.Context(), idOf(image("one")))
+			if codeOf(err) == "not_found" && c.before {
+				continue
+			}
+			if err != nil {
+				t.Errorf("%s, round %d: %v", name, round, err)
+				break
+			}
+			_ = file.Close() // it was only read
+		}
+	}
 }
 
 // TestUploadsWithFaults: nothing of a file with a fault is kept, and every fault is named.
@@ -396,27 +459,88 @@ func TestFilesOfNodes(t *testing.T) {
 		}
 		// So does a node that has the file and starts, if the object is gone.
 		if err := objects.Delete(t.Context(), id); err == nil {
-			other.Repair(t.Context())
+			other.Tidy(t.Context())
 			if got := read(t, f.node(t), id); !bytes.Equal(got, one) {
 				t.Error("not repaired")
 			}
 		}
 	}
-	// What a killed upload and a deletion elsewhere left goes with the next start.
+	// What a killed upload and a deletion elsewhere left goes after a while.
 	if err := os.WriteFile(filepath.Join(other.Dir, "new-123"), []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Clean(t.Context()); err != nil || !slices.Equal(files(t, other), []string{id}) {
-		t.Errorf("files %q, error %v", files(t, other), err)
+	other.Tidy(t.Context())
+	if got := files(t, other); !slices.Equal(got, []string{id, "new-123"}) {
+		t.Errorf("files %q", got)
+	}
+	age(t, other)
+	other.Tidy(t.Context())
+	if got := files(t, other); !slices.Equal(got, []string{id}) {
+		t.Errorf("files %q", got)
 	}
 	if err := f.Delete(t.Context(), admin, id, false); err != nil {
 		t.Error(err)
 	}
-	if err := other.Clean(t.Context()); err != nil || len(files(t, other))+len(files(t, f.Manager)) != 0 {
-		t.Errorf("files %q, error %v", files(t, other), err)
+	other.Tidy(t.Context())
+	if len(files(t, other))+len(files(t, f.Manager)) != 0 {
+		t.Errorf("files %q", files(t, other))
 	}
-	if err := firmware.New(f.opt).Clean(t.Context()); err != nil { // it has no directory
-		t.Error(err)
+	firmware.New(f.opt).Tidy(t.Context()) // it has no directory
+}
+
+// TestLeftovers: bytes that a killed node wrote without their row need room until they are deleted after a while.
+func TestLeftovers(t *testing.T) {
+	one, two := image("one"), image("two")
+	f := newFleet(t, func(o *firmware.Options) { o.Storage = int64(len(one) + len(two)) })
+	f.Tidy(t.Context()) // there is no object store
+	f.mustAdd(t, one, true)
+	objects, err := f.js.ObjectStore(t.Context(), "TEST_FIRMWARE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := objects.PutBytes(t.Context(), idOf(image("three")), two[:len(two)/2]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.js.Publish(t.Context(), "$O.TEST_FIRMWARE.C.nuid", two); err != nil { // of an upload that did not end
+		t.Fatal(err)
+	}
+	if _, _, err := f.Add(t.Context(), admin, upload(two)); codeOf(err) != "limit_reached" {
+		t.Errorf("error %v", err)
+	}
+	left := func() int {
+		stream, err := f.js.Stream(t.Context(), "OBJ_TEST_FIRMWARE")
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("$O.TEST_FIRMWARE.C.>"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(info.State.Subjects)
+	}
+	if f.Tidy(t.Context()); left() != 3 {
+		t.Errorf("%d chunks; those of an upload that may have its row soon are kept", left())
+	}
+	defer firmware.SetUnusedTime(0)()
+	if f.Tidy(t.Context()); left() != 1 {
+		t.Errorf("%d chunks", left())
+	}
+	f.mustAdd(t, two, true)
+	if got := read(t, f.node(t), idOf(one)); !bytes.Equal(got, one) {
+		t.Error("other bytes")
+	}
+	// A node that has the file of a deleted image does not bring it back, also if the database was away when it started.
+	if err := f.Delete(t.Context(), admin, idOf(one), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(f.Dir, idOf(one)), one, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	f.Tidy(ended)
+	if _, err := objects.GetInfo(t.Context(), idOf(one)); !errors.Is(err, jetstream.ErrObjectNotFound) {
+		t.Errorf("error %v", err)
 	}
 }
 

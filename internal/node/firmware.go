@@ -76,7 +76,7 @@ func (s *jobsSide) owner(key string) (access.Principal, bool) {
 }
 
 // startFirmware makes the store of firmware images.
-func (n *node) startFirmware(ctx context.Context) error {
+func (n *node) startFirmware() error {
 	js, err := jetstream.New(n.bus.conn)
 	if err != nil {
 		return fmt.Errorf("firmware: %w", err)
@@ -89,12 +89,6 @@ func (n *node) startFirmware(ctx context.Context) error {
 	}
 	n.firmware = firmware.New(firmware.Options{Store: firmwarestore.New(n.store), Fleet: n.service, JetStream: js, Bucket: events.StreamName(n.cfg.NATSPrefix, "FIRMWARE"), Replicas: n.cfg.NATSReplicas,
 		Dir: n.dir.File(datadir.DirFirmware), MaxFile: n.cfg.FirmwareLimit, Storage: n.cfg.FirmwareStorage, Keys: keys, Server: n.publicURL, Bars: n.bars, InUse: n.imageInUse, Log: n.log})
-	defer n.whileRunning(n.firmware.Repair)
-	if n.store.Ready() != nil {
-		return nil // the next start cleans
-	}
-	if err := n.firmware.Clean(ctx); err != nil {
-		n.log.Warn("firmware files that belong to no image could not be removed; the next start tries again", "error", err)
-	}
+	n.whileRunning(n.firmware.Tidy)
 	return nil
 }

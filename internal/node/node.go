@@ -376,7 +376,7 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.service.Registry().Start(ctx); err != nil {
 		return err
 	}
-	if err := n.startFirmware(ctx); err != nil {
+	if err := n.startFirmware(); err != nil {
 		return err
 	}
 	if err := n.startJobs(); err != nil {

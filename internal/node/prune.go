@@ -16,7 +16,7 @@ const (
 	pruneLimit = 30 * time.Minute
 )
 
-// prune deletes history and tool lists beyond their retention until ctx ends.
+// prune deletes history and tool lists beyond their retention, and tidies the bytes of images, until ctx ends.
 func (n *node) prune(ctx context.Context) {
 	timer := time.NewTimer(firstPrune + rand.N(firstPrune))
 	defer timer.Stop()
@@ -27,6 +27,7 @@ func (n *node) prune(ctx context.Context) {
 		case <-timer.C:
 		}
 		n.pruneOnce(ctx)
+		n.firmware.Tidy(ctx)
 		timer.Reset(store.PruneEvery/2 + rand.N(store.PruneEvery/2))
 	}
 }
