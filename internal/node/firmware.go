@@ -12,7 +12,6 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
 	"fleetd/internal/firmware"
-	"fleetd/internal/provision"
 	"fleetd/internal/rollout"
 	"fleetd/internal/store/firmwarestore"
 )
@@ -46,7 +45,7 @@ func (n *node) imageInUse(ctx context.Context, image string) (string, error) {
 // startRollout makes what moves firmware tasks on, before their first commits.
 func (s *jobsSide) startRollout(mayBegin func() bool) {
 	n := s.node
-	s.rollout = rollout.New(rollout.Options{Store: s.store, Fleet: n.service, Images: n.firmware, MayBegin: mayBegin, MayAct: s.mayAct, Nodes: n.nodes, Newest: n.firmware.Store.Newest, Downloads: n.cfg.FirmwareDownloads, URL: n.publicURL + provision.PathFirmware, Log: n.log,
+	s.rollout = rollout.New(rollout.Options{Store: s.store, Fleet: n.service, Images: n.firmware, MayBegin: mayBegin, MayAct: s.mayAct, Nodes: n.nodes, Newest: n.firmware.Store.Newest, Downloads: n.cfg.FirmwareDownloads, Log: n.log,
 		Active: func() bool {
 			run := s.runner.Load()
 			return run != nil && run.Rolling()

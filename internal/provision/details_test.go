@@ -85,15 +85,15 @@ func TestOffers(t *testing.T) {
 	if seen := b.rollouts.seen[0]; seen.Device != mac || seen.Facts.ELF != "e" || !strings.Contains(seen.Details, "16777216") || seen.Begun.IsZero() || !seen.WebSocket || seen.Activation {
 		t.Errorf("%+v", seen)
 	}
-	b.rollouts.offer = &rollout.Offer{Version: "2.5.0", URL: "http://192.0.2.1:8000/xiaozhi/f/t"}
-	if got := check("c"); !strings.Contains(got, `"firmware":{"version":"2.5.0","url":"http://192.0.2.1:8000/xiaozhi/f/t"}`) {
+	b.rollouts.offer = &rollout.Offer{Version: "2.5.0", Token: "t"}
+	if got := check("c"); !strings.Contains(got, `"firmware":{"version":"2.5.0","url":"http://192.0.2.1:8000/xiaozhi/f/t.`) {
 		t.Error(got)
 	}
 	b.rollouts.offer.Force = true
 	if got := check("c"); !strings.Contains(got, `"force":1}`) {
 		t.Error(got)
 	}
-	for _, unsafe := range []rollout.Offer{{Version: "v2.5.0", URL: "http://192.0.2.1/f"}, {Version: "2.5.0", URL: "ftp://192.0.2.1/f"}, {Version: "2.5.0", URL: "http://[::1]/f"}} {
+	for _, unsafe := range []rollout.Offer{{Version: "v2.5.0", Token: "t"}, {Version: "2.5.0", Token: "\x00"}} {
 		b.rollouts.offer = &unsafe
 		if got := check("c"); strings.Contains(got, "firmware") || !strings.Contains(got, "websocket") {
 			t.Errorf("%+v: %s", unsafe, got)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"fleetd/internal/clock"
@@ -30,6 +31,10 @@ const (
 	// bytes with its first read.
 	pieceSize = 32 << 10
 
+	// codeOffer, with a token, is the purpose of the code that follows the token: every node lets such a download pass the limit of its address.
+	codeOffer = "offer "
+	// offerTime is how long it does. Later downloads are served within the limit.
+	offerTime = 2 * time.Minute
 	// codeProbe is the purpose of the code in the address of a probe.
 	codeProbe = "probe"
 	// probeTime is how long that address is valid.
@@ -65,7 +70,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	address := connlimit.ClientAddress(r, s.opt.TrustedProxies)
-	if !s.opt.Rollouts.Offered(token) && !s.limits.Allow(connlimit.AddressKey(address), s.opt.RatePerMinute, s.opt.Burst) {
+	token, code, _ := strings.Cut(token, ".")
+	if s.opt.Mint.VerifyCode(codeOffer+token, code, clock.Now()) != nil && !s.limits.Allow(connlimit.AddressKey(address), s.opt.RatePerMinute, s.opt.Burst) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
 		return
 	}

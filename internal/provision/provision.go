@@ -72,8 +72,6 @@ type Options struct {
 type Rollouts interface {
 	Check(ctx context.Context, c *rollout.Check) *rollout.Offer
 	Open(ctx context.Context, token string, address netip.Addr) (*rollout.Download, error)
-	// Offered reports whether the token has a place of this node.
-	Offered(token string) bool
 }
 
 // MQTT is the MQTT configuration for devices. It may be changed until the server is served.
@@ -241,7 +239,7 @@ func (s *Server) addOffer(ctx context.Context, answer *reply, c *admission.Check
 	if offer == nil {
 		return
 	}
-	answer.Firmware = &image{Version: offer.Version, URL: offer.URL}
+	answer.Firmware = &image{Version: offer.Version, URL: s.opt.PublicURL + PathFirmware + offer.Token + "." + s.opt.Mint.Code(codeOffer+offer.Token, clock.Now().Add(offerTime))}
 	if offer.Force {
 		answer.Firmware.Force = 1
 	}

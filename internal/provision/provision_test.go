@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -109,10 +110,9 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
-// fakeRollouts offers what it is told to, and has one token.
+// fakeRollouts offers what it is told to.
 type fakeRollouts struct {
 	offer *rollout.Offer
-	token string
 	seen  []rollout.Check
 }
 
@@ -124,8 +124,6 @@ func (f *fakeRollouts) Check(_ context.Context, c *rollout.Check) *rollout.Offer
 func (f *fakeRollouts) Open(context.Context, string, netip.Addr) (*rollout.Download, error) {
 	return nil, rollout.ErrNoDownload
 }
-
-func (f *fakeRollouts) Offered(token string) bool { return token == f.token }
 
 type bench struct {
 	rollouts fakeRollouts
@@ -478,17 +476,20 @@ func TestForwardedForInTwoFields(t *testing.T) {
 	}
 }
 
-// The GET of an offer has its place, and is not refused for what else comes from its address; guesses of tokens are.
+// The GET of an offer is not refused for what else comes from its address, whichever node made the offer; guesses of tokens are.
 func TestOffersAreNotLimited(t *testing.T) {
 	b := newBench(t, fleet.Config{}, func(o *Options) { o.RatePerMinute, o.Burst = 1, 1 })
-	b.rollouts.token = "a"
+	code := func(token string, left time.Duration) string {
+		return b.mint.Code("offer "+token, clock.Now().Add(left))
+	}
 	for _, c := range []struct {
-		token string
-		want  int
-	}{{"a", http.StatusNotFound}, {"b", http.StatusNotFound}, {"b", http.StatusTooManyRequests}, {"a", http.StatusNotFound}} {
+		path string
+		want int
+	}{{"a." + code("a", time.Minute), http.StatusNotFound}, {"b", http.StatusNotFound}, {"b", http.StatusTooManyRequests}, {"b." + code("a", time.Minute), http.StatusTooManyRequests},
+		{"a." + code("a", -time.Minute), http.StatusTooManyRequests}, {"a." + code("a", time.Minute), http.StatusNotFound}} {
 		w := httptest.NewRecorder()
-		if b.mux.ServeHTTP(w, httptest.NewRequest("GET", PathFirmware+c.token, nil)); w.Code != c.want {
-			t.Errorf("%s: %d, want %d", c.token, w.Code, c.want)
+		if b.mux.ServeHTTP(w, httptest.NewRequest("GET", PathFirmware+c.path, nil)); w.Code != c.want {
+			t.Errorf("%s: %d, want %d", c.path, w.Code, c.want)
 		}
 	}
 }

@@ -85,9 +85,6 @@ func (s *Service) Open(ctx context.Context, token string, address netip.Addr) (*
 	return d, nil
 }
 
-// Offered reports whether a token has a place of this node by its offer.
-func (s *Service) Offered(token string) bool { return s.places.has(token) }
-
 // Note notes how many bytes were sent so far; before the last ones it must be called with all but those.
 func (d *Download) Note(sent int64) {
 	if d.counts && time.Since(d.noted) >= jobs.NoteEvery {
@@ -222,13 +219,6 @@ func (p *places) take(token, from string) bool {
 	}
 	p.list[token] = &place{from: from, until: time.Now().Add(placeTime)}
 	return true
-}
-
-func (p *places) has(token string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at := p.list[token]
-	return at != nil && !at.until.IsZero()
 }
 
 // free reports whether there is a place for another offer to an address.

@@ -72,9 +72,7 @@ type Options struct {
 	Newest func(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error)
 	// Downloads is how many devices may have an offer or a download of this node at once.
 	Downloads int
-	// URL is the address of downloads, to which a token is added.
-	URL string
-	Log *slog.Logger
+	Log       *slog.Logger
 }
 
 // Service is safe for concurrent use.
@@ -142,7 +140,7 @@ type Check struct {
 // Offer is the section of the answer that has the device fetch an image.
 type Offer struct {
 	Version string
-	URL     string
+	Token   string // in the address of the download
 	Force   bool
 }
 
@@ -337,7 +335,7 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 	if result != offered && result != repeated {
 		return nil
 	}
-	return &Offer{Version: o.Version, URL: s.URL + token, Force: o.Force}
+	return &Offer{Version: o.Version, Token: token, Force: o.Force}
 }
 
 // forbid refuses a task whose owner may not have it done, or halts its job if the owner's key has ended.
