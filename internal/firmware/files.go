@@ -20,17 +20,16 @@ import (
 
 const (
 	chunkSize = 128 << 10 // of the object store, and memory per transfer
-	// transferTime is the time limit of writing an image to the object store and reading it back.
+	// transferTime is the time limit of writing an image to the object store, and of reading one of MaxFile bytes.
 	transferTime = 2 * time.Minute
-	stepTime     = 8 * time.Second // of one step of the object store
-	maxPuts      = 3               // of an image that cannot be read back
-	newPrefix    = "new-"          // of files that are not complete
+	maxPuts      = 3      // of an image that cannot be read back
+	newPrefix    = "new-" // of files that are not complete
 )
 
 var (
 	// unusedTime is how long files and objects of no image are kept: the row of an image comes after its bytes.
 	unusedTime = time.Hour
-	stallTime  = stepTime // how long an object may yield nothing while it is read
+	stepTime   = 8 * time.Second // of one step of the object store
 )
 
 // files are the bytes of the images: in the object store, which all nodes share, and on this node's disk, where they are served
@@ -257,28 +256,38 @@ func isMissing(err error) bool {
 // read copies an image of the object store to a writer, and compares it with its SHA-256. The client library's own digest is of what
 // it sent, not of what arrived.
 func (f *files) read(ctx context.Context, id string, to io.Writer) error {
-	limited, cancel := context.WithTimeout(ctx, transferTime) // without a deadline the library waits 5 s for the whole object
+	step, cancel := context.WithTimeout(ctx, stepTime)
 	defer cancel()
-	objects, err := f.js.ObjectStore(limited, f.bucket.Bucket)
+	objects, err := f.js.ObjectStore(step, f.bucket.Bucket)
+	var info *jetstream.ObjectInfo
+	if err == nil {
+		info, err = objects.GetInfo(step, id)
+	}
 	if err != nil {
 		return f.wrap(err)
 	}
+	// The library reads until the deadline if the chunks are deleted meanwhile.
+	limited, end := context.WithTimeout(ctx, stepTime+time.Duration(info.Size>>10)*(transferTime/(MaxFile>>10)))
+	defer end()
 	object, err := objects.Get(limited, id)
 	if err != nil {
 		return f.wrap(err)
 	}
 	sum := sha256.New()
-	from := &source{r: object, stall: time.AfterFunc(stallTime, cancel)} // it waits for chunks that were deleted meanwhile
+	from := &source{r: object}
 	_, err = io.Copy(io.MultiWriter(sum, to), from)
 	if from.err != nil && !errors.Is(from.err, jetstream.ErrDigestMismatch) {
-		if err = from.err; errors.Is(limited.Err(), context.Canceled) && ctx.Err() == nil {
-			step, cancel := context.WithTimeout(ctx, stepTime)
-			defer cancel()
-			if _, err = objects.GetInfo(step, id); err == nil {
-				err = errDamaged
-			}
+		step, cancel := context.WithTimeout(ctx, stepTime)
+		defer cancel()
+		now, no := objects.GetInfo(step, id)
+		switch {
+		case no != nil:
+			err = f.wrap(no)
+		case now.NUID != info.NUID:
+			err = errDamaged
+		default:
+			err = f.wrap(from.err)
 		}
-		err = f.wrap(err)
 	} else if from.err == nil && err != nil {
 		err = noDisk(err)
 	} else if err != nil || hex.EncodeToString(sum.Sum(nil)) != id {
@@ -287,25 +296,23 @@ func (f *files) read(ctx context.Context, id string, to io.Writer) error {
 	return errors.Join(err, object.Close())
 }
 
-// wrap returns the errors of a missing or damaged object as they are, and all others as those of a store that does not answer.
+// wrap returns the errors of a missing object as they are, and all others as those of a store that does not answer.
 func (f *files) wrap(err error) error {
-	if isLost(err) {
+	if isMissing(err) {
 		return err
 	}
 	return noStore(err)
 }
 
-// source tells errors of a reader from those of the writer that it is copied to, and puts off what ends it if nothing comes.
+// source tells errors of a reader from those of the writer that it is copied to.
 type source struct {
-	r     io.Reader
-	stall *time.Timer
-	err   error
+	r   io.Reader
+	err error
 }
 
 // Read implements io.Reader.
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	s.stall.Reset(stallTime)
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
 	}
