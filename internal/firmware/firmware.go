@@ -64,7 +64,8 @@ type Store interface {
 	Add(ctx context.Context, images []Image, permit func(count int, bytes int64) error) (added []Image, err error)
 	// Edit changes what is not nil; no boards restore those of the image.
 	Edit(ctx context.Context, id string, note *string, boards *[]string) error
-	Delete(ctx context.Context, id string) error
+	// Delete deletes an image; permit may refuse, and no job for the image is created meanwhile.
+	Delete(ctx context.Context, id string, permit func() error) error
 	// Running returns how many devices run each of these builds, and Former how many had one before the build that they run.
 	Running(ctx context.Context, elfs []string) (map[string]int64, error)
 	Former(ctx context.Context, elf string) (int64, error)
@@ -495,16 +496,17 @@ func (m *Manager) Delete(ctx context.Context, by access.Principal, id string, fo
 	if err != nil {
 		return err
 	}
-	if job, no := m.InUse(ctx, image.ID()); no != nil {
-		err = no
-	} else if job != "" {
-		err = devices.Errorf(devices.CodeConflict, "the open job %s gives devices this image; cancel it first", job)
-	} else if !force {
-		err = m.checkUse(ctx, &image)
-	}
-	if err == nil {
-		err = m.Store.Delete(ctx, image.ID())
-	}
+	err = m.Store.Delete(ctx, image.ID(), func() error {
+		switch job, err := m.InUse(ctx, image.ID()); {
+		case err != nil:
+			return err
+		case job != "":
+			return devices.Errorf(devices.CodeConflict, "the open job %s gives devices this image; cancel it first", job)
+		case !force:
+			return m.checkUse(ctx, &image)
+		}
+		return nil
+	})
 	if err := m.note(by, "delete_firmware", image.ID(), err); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/preflight"
 	"fleetd/internal/store"
 	"fleetd/internal/store/jobstore"
+	"fleetd/internal/store/storetest"
 )
 
 const (
@@ -121,6 +122,7 @@ func newFleet(t *testing.T, ids ...devices.ID) *fleet {
 	f.Service = New(Options{Store: f.store, Fleet: f, Images: f, Active: func() bool { return f.active }, MayBegin: func() bool { return f.may },
 		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Nodes: func() []devices.Node { return []devices.Node{{Started: f.started}} }, Newest: f.newest, Downloads: 2, Log: log})
 	t.Cleanup(f.Close)
+	storetest.AddImage(t, db, image)
 	f.job = f.create(t, nil, ids...)
 	return f
 }

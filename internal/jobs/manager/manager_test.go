@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/jobs"
 	"fleetd/internal/store"
 	"fleetd/internal/store/jobstore"
+	"fleetd/internal/store/storetest"
 )
 
 const (
@@ -45,6 +46,9 @@ func newManager(t *testing.T) *testManager {
 		defer cancel()
 		_ = db.Close(ctx) // nothing of this test is needed again
 	})
+	for _, digit := range []string{"a", "b", "c"} {
+		storetest.AddImage(t, db, strings.Repeat(digit, 64))
+	}
 	p := devicetest.New()
 	for _, id := range []devices.ID{lamp, robot} {
 		p.Put(devices.Member{ID: id, ClientID: "c", Labels: map[string]string{"room": map[devices.ID]string{lamp: "lab", robot: "hall"}[id]}})

@@ -120,8 +120,21 @@ func (s *Store) Edit(ctx context.Context, id string, note *string, boards *[]str
 }
 
 // Delete implements firmware.Store.
-func (s *Store) Delete(ctx context.Context, id string) error {
-	return s.transactions.One(ctx, "deleting a firmware image", devices.ErrNotFound, `DELETE FROM firmware WHERE sha256 = $1`, id)
+func (s *Store) Delete(ctx context.Context, id string, permit func() error) error {
+	return s.transactions.Run(ctx, "deleting a firmware image", func(ctx context.Context, tx *sql.Tx) error {
+		rows, err := database.Collect(ctx, tx, database.Scalar[string], `SELECT sha256 FROM firmware WHERE sha256 = $1`+s.db.Lock("FOR UPDATE"), id)
+		if err != nil {
+			return err
+		}
+		if len(rows) == 0 {
+			return database.Rule(devices.ErrNotFound)
+		}
+		if err := permit(); err != nil {
+			return database.Rule(err)
+		}
+		_, err = tx.ExecContext(ctx, `DELETE FROM firmware WHERE sha256 = $1`, id)
+		return err
+	})
 }
 
 // newest is true for the newest row i of a device.

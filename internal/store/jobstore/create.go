@@ -68,6 +68,15 @@ func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task)
 			return stored, again, err
 		}
 	}
+	if f := j.Spec.Action.Firmware; f != nil { // its deletion waits until this job can be seen
+		rows, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT sha256 FROM firmware WHERE sha256 = $1`+t.db.Lock("FOR KEY SHARE"), f.Image)
+		if err == nil && len(rows) == 0 {
+			err = database.Rule(devices.Errorf(devices.CodeNotFound, "the firmware image %s was deleted", f.Image))
+		}
+		if err != nil {
+			return j, false, err
+		}
+	}
 	if err := t.checkShare(ctx, j.Owner, 1, int64(len(tasks))); err != nil {
 		return j, false, err
 	}

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -138,6 +139,18 @@ func storedImage(n int, size int64) firmware.Image {
 	return image
 }
 
+// AddImage adds the row of an image, unless it is there.
+func AddImage(t testing.TB, s *store.Store, id string) {
+	t.Helper()
+	image := storedImage(1, 1)
+	if _, err := hex.Decode(image.SHA256[:], []byte(id)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := firmwarestore.New(s).Add(t.Context(), []firmware.Image{image}, func(int, int64) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // testFirmware: rows of images come back as they were added, and all of an upload are added or none.
 func testFirmware(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
@@ -176,10 +189,10 @@ func testFirmware(t *testing.T, db Database) {
 	if list, err = x.Images(t.Context()); err != nil || list[1].Note != "other\uFFFD" || list[1].ByHand != nil {
 		t.Errorf("%+v, error %v", list, err)
 	}
-	if err := x.Delete(t.Context(), one.ID()); err != nil {
+	if err := x.Delete(t.Context(), one.ID(), func() error { return nil }); err != nil {
 		t.Error(err)
 	}
-	for _, err := range []error{x.Delete(t.Context(), one.ID()), x.Edit(t.Context(), one.ID(), &note, nil)} {
+	for _, err := range []error{x.Delete(t.Context(), one.ID(), func() error { return nil }), x.Edit(t.Context(), one.ID(), &note, nil)} {
 		if !errors.Is(err, devices.ErrNotFound) {
 			t.Errorf("error %v", err)
 		}

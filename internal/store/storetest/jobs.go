@@ -77,6 +77,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"firmware tasks in the queue of a device", testStepsInOrder},
 		{"three nodes roll out at once", testStepsTogether},
 		{"jobs of one release", testGroups},
+		{"an image that is deleted while a job is created", testImageInUse},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newJobFleet(t, makeDatabase(t))) })
 	}
@@ -86,6 +87,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 type jobFleet struct {
 	Database
 	stores []*jobstore.Store
+	host   *store.Store // one of theirs
 	log    commitLog
 }
 
@@ -136,13 +138,12 @@ func (l *commitLog) check(t testing.TB) {
 func newJobFleet(t testing.TB, db Database) *jobFleet {
 	f := &jobFleet{Database: db, log: commitLog{changed: map[string]map[int64]jobs.Change{}}}
 	t.Cleanup(func() { f.log.check(t) })
-	var shared *store.Store
 	for range 3 {
-		if shared == nil || db.Postgres {
-			shared = openStore(t, db.URL)
+		if f.host == nil || db.Postgres {
+			f.host = openStore(t, db.URL)
 		}
 		if len(f.stores) == 0 || db.Postgres {
-			f.stores = append(f.stores, jobstore.New(shared, slog.New(slog.DiscardHandler), jobstore.Notify(f.log.add), jobstore.Holders(ownerKind)))
+			f.stores = append(f.stores, jobstore.New(f.host, slog.New(slog.DiscardHandler), jobstore.Notify(f.log.add), jobstore.Holders(ownerKind)))
 		} else {
 			f.stores = append(f.stores, f.stores[0])
 		}

@@ -10,6 +10,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
+	"fleetd/internal/store/firmwarestore"
 )
 
 // imageID is the image of the firmware jobs of these tests.
@@ -18,14 +19,51 @@ var imageID = strings.Repeat("ab", 32)
 // rollout creates a firmware job for the devices 1 to n, without stages.
 func (f *jobFleet) rollout(t testing.TB, n int, change func(s *api.JobSpec)) jobs.Job {
 	t.Helper()
-	return f.create(t, n, func(s *api.JobSpec) {
+	AddImage(t, f.host, imageID)
+	return f.create(t, n, rolling(change))
+}
+
+// rolling returns what makes a job a firmware job without stages.
+func rolling(change func(s *api.JobSpec)) func(s *api.JobSpec) {
+	return func(s *api.JobSpec) {
 		s.Action = api.JobAction{Firmware: &api.JobFirmware{Image: imageID}}
 		s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}}
 		s.Stop = &api.JobStop{Failed: 1000}
 		if change != nil {
 			change(s)
 		}
-	})
+	}
+}
+
+// testImageInUse: of a job for an image and the deletion of the image at the same time, one is refused.
+func testImageInUse(t *testing.T, f *jobFleet) {
+	images := firmwarestore.New(f.host)
+	inUse := errors.New("a job gives devices the image")
+	for range 40 {
+		AddImage(t, f.host, imageID)
+		j := f.prepared(t, rolling(nil))
+		var wait sync.WaitGroup
+		var created, deleted error
+		wait.Go(func() { _, _, created = f.stores[0].Create(t.Context(), j, nil) })
+		wait.Go(func() {
+			deleted = images.Delete(t.Context(), imageID, func() error {
+				open, err := f.stores[1].Open(t.Context())
+				if err == nil && len(open) > 0 {
+					err = inUse
+				}
+				return err
+			})
+		})
+		wait.Wait()
+		switch {
+		case created == nil && errors.Is(deleted, inUse):
+			if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { j.Cancel(f.stores[0].Now()); return nil }); err != nil {
+				t.Fatal(err)
+			}
+		case devices.CodeOf(created) != devices.CodeNotFound || deleted != nil:
+			t.Fatalf("creating: %v; deleting: %v", created, deleted)
+		}
+	}
 }
 
 // step makes a step that must succeed.
