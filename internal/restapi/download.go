@@ -12,7 +12,7 @@ const downloadPatience = time.Minute
 // download answers with the file that write writes; name, if there is one, is what a browser saves it as. An error before the
 // first byte is the answer; a later one breaks the connection, so that the client does not take it for the whole.
 func (s *Server) download(w http.ResponseWriter, r *http.Request, mediaType, name string, write func(io.Writer) error) {
-	out := &slowWriter{w: w, control: http.NewResponseController(w)}
+	out := &slowWriter{ResponseWriter: w, control: http.NewResponseController(w)}
 	out.begin = func() {
 		h := w.Header()
 		h.Set("Content-Type", mediaType)
@@ -23,8 +23,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request, mediaType, nam
 	}
 	switch err := write(out); {
 	case err == nil:
-		out.start()                                   // it may be empty
-		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+		out.start() // it may be empty
+		out.end()
 	case out.started:
 		panic(http.ErrAbortHandler)
 	default:
@@ -34,7 +34,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request, mediaType, nam
 
 // slowWriter is an answer whose reader may pause for a while.
 type slowWriter struct {
-	w       io.Writer
+	http.ResponseWriter
 	control *http.ResponseController
 	begin   func() // sets the header
 	started bool
@@ -47,11 +47,14 @@ func (w *slowWriter) start() {
 	}
 }
 
+// end lets the connection take the next request. If that fails, it is closed with the answer.
+func (w *slowWriter) end() { _ = w.control.SetWriteDeadline(time.Time{}) }
+
 // Write implements io.Writer.
 func (w *slowWriter) Write(p []byte) (int, error) {
 	w.start()
 	if err := w.control.SetWriteDeadline(time.Now().Add(downloadPatience)); err != nil {
 		return 0, err
 	}
-	return w.w.Write(p)
+	return w.ResponseWriter.Write(p)
 }

@@ -9,7 +9,7 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -101,8 +101,12 @@ func (s *Server) firmwareRoutes() {
 	register(s, s.operation(http.MethodDelete, pathImage, about{id: "deleteFirmware", scope: access.ScopeFirmware, tag: tagFirmware, summary: "Delete a firmware image",
 		text: "While devices run it, or ran it last, that is refused without force. A key that is limited to devices or tools is refused.", status: http.StatusNoContent, answer: "Deleted.", codes: known}), s.deleteFirmware)
 	s.rolloutRoutes(away)
-	plain(s, withAnswer(s.operation(http.MethodGet, pathImage+"/file", about{id: "getFirmwareFile", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Download a firmware image",
-		answer: "The bytes of the image.", codes: known}), mediaBinary, &huma.Schema{Type: huma.TypeString, Format: "binary"}), s.firmwareFile)
+	file := withAnswer(s.operation(http.MethodGet, pathImage+"/file", about{id: "getFirmwareFile", scope: access.ScopeFirmwareRead, tag: tagFirmware, summary: "Download a firmware image",
+		text: "HEAD, Range and If-None-Match are answered; the ETag is the SHA-256.", answer: "The bytes of the image.", codes: known}), mediaBinary, &huma.Schema{Type: huma.TypeString, Format: "binary"})
+	file.Responses["206"] = &huma.Response{Description: "A range of them.", Content: file.Responses["200"].Content}
+	file.Responses["304"] = &huma.Response{Description: "If-None-Match has the SHA-256."}
+	file.Responses["416"] = &huma.Response{Description: "The image has no such range.", Content: map[string]*huma.MediaType{"text/plain": {Schema: &huma.Schema{Type: huma.TypeString}}}}
+	plain(s, file, s.firmwareFile)
 	register(s, s.operation(http.MethodGet, "/v1/devices/{device}/firmware", about{id: "getDeviceFirmware", scope: access.ScopeFirmwareRead, hides: true, tag: tagFirmware, summary: "Show what a device runs",
 		text: "And what it ran, and whether it could get an image.", answer: "The firmware of the device.", codes: append(known, devices.CodeDeviceUnknown)}), s.deviceFirmware)
 }
@@ -185,11 +189,14 @@ func (s *Server) firmwareFile(w http.ResponseWriter, r *http.Request, in *ImageP
 		return
 	}
 	defer file.Close()
-	w.Header().Set("Content-Length", strconv.FormatInt(image.Size, 10))
-	s.download(w, r, mediaBinary, image.ID[:firmware.Digits]+".bin", func(out io.Writer) error {
-		_, err := io.Copy(out, file)
-		return err
-	})
+	h := w.Header()
+	h.Set("Content-Type", mediaBinary)
+	h.Set("Content-Disposition", `attachment; filename="`+image.ID[:firmware.Digits]+`.bin"`)
+	h.Set("Cache-Control", "private, no-cache")
+	h.Set("ETag", `"`+image.ID+`"`)
+	out := &slowWriter{ResponseWriter: w, control: http.NewResponseController(w), begin: func() {}}
+	http.ServeContent(out, r, "", time.Time{}, file)
+	out.end()
 }
 
 func (s *Server) checkFirmware(ctx context.Context, in *checkFirmwareInput) (*answer[api.FirmwareCheck], error) {

@@ -157,6 +157,24 @@ func TestFirmware(t *testing.T) {
 	if r := f.do(t, "GET", "/v1/firmware/a00/file", "", reader...); r.status != 200 || r.body != "image" || r.header.Get("Content-Type") != "application/octet-stream" || r.header.Get("Content-Length") != "5" {
 		t.Errorf("%d %s %v", r.status, r.body, r.header)
 	}
+	tag := `"` + fakeImage(0).ID + `"`
+	for _, c := range []struct {
+		method, header, value string
+		status                int
+		body, length          string
+	}{
+		{"HEAD", "", "", 200, "", "5"},
+		{"GET", "Range", "bytes=1-2", 206, "ma", "2"},
+		{"GET", "Range", "bytes=9-", 416, "invalid range: failed to overlap\n", ""},
+		{"GET", "If-None-Match", tag, 304, "", ""},
+		{"GET", "If-None-Match", `"other"`, 200, "image", "5"},
+		{"GET", "If-Range", `"other"`, 200, "image", "5"},
+	} {
+		r := f.do(t, c.method, "/v1/firmware/a00/file", "", append(reader, c.header, c.value)...)
+		if r.status != c.status || r.body != c.body || c.length != "" && r.header.Get("Content-Length") != c.length || c.status != 416 && r.header.Get("ETag") != tag {
+			t.Errorf("%+v: %d %q %v", c, r.status, r.body, r.header)
+		}
+	}
 	f.do(t, "GET", "/v1/firmware/a01/file", "", reader...).problem(t, 503, devices.CodeUnavailable)
 	if r := f.do(t, "PATCH", "/v1/firmware/a00", `{"boards":["x"]}`, as(key)...); r.status != 200 {
 		t.Errorf("%d %s", r.status, r.body)
