@@ -162,14 +162,8 @@ func (m *Manager) roll(ctx context.Context, p access.Principal, r api.FirmwareRo
 	confirmation := r.Confirmation
 	r.Confirmation = ""
 	hash := jobs.HashOf(r)
-	if o.Key != "" {
-		switch first, err := m.Store.Repeated(ctx, p.Key(), o.Key, hash); {
-		case err == nil:
-			out, err = m.group(ctx, first.Group)
-			return out, true, err
-		case !errors.Is(err, devices.ErrNotFound):
-			return out, false, err
-		}
+	if out, again, err := m.repeatedGroup(ctx, p, o.Key, hash); again || err != nil {
+		return out, again, err
 	}
 	images, err := m.Firmware.Release(ctx, r.Release)
 	if err != nil {
@@ -181,6 +175,18 @@ func (m *Manager) roll(ctx context.Context, p access.Principal, r api.FirmwareRo
 	}
 	o.Confirmation = confirmation
 	return m.createGroup(ctx, p, specs, hash, o)
+}
+
+// repeatedGroup returns the jobs that the same request created before: what is judged now may be different.
+func (m *Manager) repeatedGroup(ctx context.Context, p access.Principal, key, hash string) (out api.JobGroup, again bool, err error) {
+	if key == "" {
+		return out, false, nil
+	}
+	first, again, err := m.repeated(ctx, p, key, hash)
+	if again {
+		out, err = m.group(ctx, first.Group)
+	}
+	return out, again, err
 }
 
 // PlanRoll reports what a rollout would do.
@@ -289,6 +295,14 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	case f.RollbackOf != "":
 		return out, devices.Errorf(devices.CodeConflict, "job %s is a rollback itself; roll out the image that the devices should have", j.ID)
 	}
+	halted := j.State == jobs.Halted // nothing begins, so that it is cancelled only when the jobs exist that follow it
+	hash := jobs.HashOf([]string{"rollback", j.ID})
+	if out, again, err := m.repeatedGroup(ctx, p, o.Key, hash); again || err != nil {
+		if again && halted {
+			_, err = m.cancel(ctx, j.ID, m.Store.Now())
+		}
+		return out, err
+	}
 	changed, err := m.Store.Changed(ctx, j.ID)
 	if err != nil {
 		return out, err
@@ -312,14 +326,13 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	if len(specs) == 0 {
 		return out, devices.Errorf(devices.CodeNotEligible, "no device of job %s can be brought back: it has changed none, or the images that the devices had are not stored (%d devices)", j.ID, unstored)
 	}
-	halted := j.State == jobs.Halted // nothing begins, so that it is cancelled only when the jobs exist that follow it
 	if j.State.Open() && !halted {
 		if _, err := m.cancel(ctx, j.ID, m.Store.Now()); err != nil {
 			return out, err
 		}
 	}
 	o.rollback = true
-	out, _, err = m.createGroup(ctx, p, specs, jobs.HashOf([]string{"rollback", j.ID}), o)
+	out, _, err = m.createGroup(ctx, p, specs, hash, o)
 	out.Unreachable = unstored
 	if err == nil && halted {
 		_, err = m.cancel(ctx, j.ID, m.Store.Now())

@@ -278,7 +278,7 @@ func TestRollback(t *testing.T) {
 		t.Errorf("before anything was done: %v", err)
 	}
 	m.install(t, job.ID, lamp, "elf c", "elf a")
-	back, err := m.Rollback(t.Context(), devicetest.Admin, job.ID, CreateOptions{})
+	back, err := m.Rollback(t.Context(), devicetest.Admin, job.ID, CreateOptions{Key: "k"})
 	if err != nil || len(back.Items) != 1 {
 		t.Fatalf("%+v, %v", back, err)
 	}
@@ -292,6 +292,12 @@ func TestRollback(t *testing.T) {
 	}
 	if _, err := m.Rollback(t.Context(), devicetest.Admin, back.Items[0].ID, CreateOptions{}); devices.AsError(err).Code != devices.CodeConflict {
 		t.Errorf("the rollback of a rollback: %v", err)
+	}
+	m.install(t, back.Items[0].ID, lamp, "elf a", "elf c")
+	f.images = f.images[:2] // the image that they have now was deleted
+	again, err := m.Rollback(t.Context(), devicetest.Admin, job.ID, CreateOptions{Key: "k"})
+	if err != nil || again.Group != back.Group {
+		t.Errorf("repeated, when the image is not stored any more: %+v, %v", again, err)
 	}
 	call, _, err := m.Create(t.Context(), devicetest.Admin, callSpec("self.get", lamp), CreateOptions{})
 	if err != nil {
