@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -103,6 +104,9 @@ type Store interface {
 // check returns an error of CodeBadRequest if the settings of a webhook are not valid.
 func (h *Hook) check(allow *egress.Allow) error {
 	u, err := url.Parse(h.URL)
+	if err == nil && u.Port() != "" {
+		_, err = net.LookupPort("tcp", u.Port())
+	}
 	switch {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "", len(h.URL) > maxURL:
 		return devices.Errorf(devices.CodeBadRequest, "url must be an http or https URL of at most %d bytes", maxURL)

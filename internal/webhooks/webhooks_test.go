@@ -1114,6 +1114,7 @@ func TestRequests(t *testing.T) {
 	}{
 		{api.NewWebhook{URL: "ftp://example.com", Types: []string{"online"}}, "http or https"},
 		{api.NewWebhook{URL: "https://", Types: []string{"online"}}, "http or https"},
+		{api.NewWebhook{URL: "https://example.com:99999/", Types: []string{"online"}}, "http or https"},
 		{api.NewWebhook{URL: "https://a:b@example.com", Types: []string{"online"}}, "neither user"},
 		{api.NewWebhook{URL: url}, "types is missing"},
 		{api.NewWebhook{URL: url, Types: []string{"onlin"}}, `not "onlin"`},
