@@ -299,8 +299,11 @@ func restarting(f *facts) (finding, bool) {
 
 // restartText names what restarted a device.
 func restartText(tool string) string {
-	if tool == messageSystem {
+	switch tool {
+	case messageSystem:
 		return "A restart command"
+	case "":
+		return "A call of another key"
 	}
 	return "A call of " + tool
 }

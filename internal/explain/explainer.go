@@ -291,6 +291,11 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 	if p := f.view.Presence; err == nil && f.view.State == devices.StateOffline && p.Reason == devices.OfflineNodeLost && !slices.Contains(x.opt.Nodes(), p.Node) {
 		g.missing = append(g.missing, p.Node) // nobody asks a node without a lease
 	}
+	for i := range f.calls { // what the rules ask of a tool shows in the cause alone
+		if c := &f.calls[i]; !mayRead(by, c) && c.Tool != toolUpgrade && c.Tool != messageSystem {
+			c.Tool = ""
+		}
+	}
 	found := explainDevice(f)
 	if err != nil && f.found {
 		found.certain = false

@@ -149,6 +149,20 @@ func TestCallBehindAnotherKeys(t *testing.T) {
 	}
 }
 
+// The tool of another key's call is not named to a key that may not read the call.
+func TestRestartedByAnotherKeysCall(t *testing.T) {
+	view := offline("gone")
+	view.Presence.LastSeen = time.Now()
+	x, a, _ := pair(&core{view: view}, stream{})
+	a.Call(devices.CallStep{Call: "ffffffffffffffff", Device: lamp, Key: "other", Tool: "self.reboot", At: time.Now(), Outcome: "restarting"})
+	reader := limited(t, "events:read tools:call", "")
+	for by, want := range map[*access.Principal]bool{&admin: true, &reader: false} {
+		if e, err := x.Device(t.Context(), *by, lamp); err != nil || e.Cause != "restarting" || strings.Contains(e.Sentence, "self.reboot") != want {
+			t.Errorf("%s: %+v, %v", by.Key(), e, err)
+		}
+	}
+}
+
 // Without records, as after a restart of all nodes, the state and the events remain.
 func TestExplainWithoutRecords(t *testing.T) {
 	x := New(Options{Devices: &core{view: offline("dead")}, Events: stream{}, Node: "a", Nodes: func() []string { return []string{"a"} },
