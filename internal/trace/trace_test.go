@@ -443,6 +443,19 @@ func TestSharesOfTraces(t *testing.T) {
 		if _, err := f.nodes["a"].Start(t.Context(), "key 1 0", before.ID, "key 1", false, time.Hour); err != nil || owner != "key 1" {
 			t.Errorf("%v, of %s", err, owner)
 		}
+		// A trace that cannot start leaves the one that it was to replace.
+		for n, err := 2, error(nil); err == nil; n++ {
+			device := devices.ID(fmt.Sprint("key 1 ", n))
+			before, _, _ := f.nodes["a"].Get(device)
+			if _, err = f.nodes["a"].Start(t.Context(), device, before.ID, "key 2", false, time.Hour); err == nil {
+				continue
+			}
+			for name, node := range f.nodes {
+				if still, _, _ := node.Get(device); before.ID == "" || still.ID != before.ID || devices.AsError(err).Code != devices.CodeLimitReached {
+					t.Errorf("node %s has %+v after %v", name, still, err)
+				}
+			}
+		}
 		ended.Store(true)
 		running, _, _ := f.nodes["b"].Get("key 1 1")
 		// security: K40
