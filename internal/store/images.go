@@ -94,14 +94,7 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 			checks = 1
 			image.Seq, image.At = old.Seq+1, c.CheckedAt
 			if there {
-				switch r := rolled[c.Device]; {
-				case r.target != "" && r.target == c.ELF:
-					image.Cause = devices.CauseJob
-				case r.target != "" && r.target == old.ELF && r.before == c.ELF:
-					image.Cause = devices.CauseRolledBack
-				default:
-					image.Cause = devices.CauseForeign
-				}
+				image.Cause = causeOf(rolled[c.Device], old.ELF, c)
 				m.changes = append(m.changes, devices.ImageChange{Device: c.Device, From: old, To: image})
 			}
 		}
@@ -111,11 +104,30 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 	return nil
 }
 
-// rollout is what the last firmware task of a device was to change.
-type rollout struct{ before, target string }
+// rollout is what a firmware task of a device was to change.
+type rollout struct {
+	before, target string
+	endedAt        int64 // microseconds; 0: it is open
+	corrected      bool  // by a check that shows its image
+}
 
-// rollouts returns the last firmware task of each of the devices that show another image than before.
-func rollouts(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews, newest map[devices.ID]devices.DeviceImage) (map[devices.ID]rollout, error) {
+// causeOf returns why a device shows another image than from. A task is the cause while it is open, and at the check that ends it, which is
+// written later. What happens after that, somebody else has done, unless the check corrects the task.
+func causeOf(tasks []rollout, from string, c *imageNews) devices.ImageCause {
+	cause := devices.CauseForeign
+	for _, t := range tasks {
+		switch open := t.endedAt == 0 || t.endedAt >= clock.Micros(c.CheckedAt.Add(-clockSlack)); {
+		case t.target == c.ELF && (open || t.corrected):
+			return devices.CauseJob
+		case t.target == from && t.before == c.ELF && open:
+			cause = devices.CauseRolledBack
+		}
+	}
+	return cause
+}
+
+// rollouts returns the firmware tasks of the devices that show another image than before.
+func rollouts(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews, newest map[devices.ID]devices.DeviceImage) (map[devices.ID][]rollout, error) {
 	var ids []string
 	for i := range news {
 		if old, there := newest[news[i].Device]; there && old.ELF != news[i].ELF {
@@ -126,15 +138,16 @@ func rollouts(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews, 
 		return nil, nil
 	}
 	condition, arg := database.IDSet(postgres, "t.device", "$1", ids)
-	last := make(map[devices.ID]rollout, len(ids))
+	tasks := make(map[devices.ID][]rollout, len(ids))
 	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (none struct{}, err error) {
 		var id devices.ID
 		var r rollout
-		err = scan(&id, &r.before, &r.target)
-		last[id] = r
+		err = scan(&id, &r.before, &r.target, &r.endedAt, &r.corrected)
+		tasks[id] = append(tasks[id], r)
 		return none, err
-	}, `SELECT t.device, t.elf_before, t.elf_target FROM tasks t WHERE t.elf_target <> '' AND `+condition+` ORDER BY t.begun_at`, arg)
-	return last, err
+	}, `SELECT t.device, t.elf_before, t.elf_target, t.ended_at, t.outcome = 'unknown' OR t.outcome = 'failed' AND t.code IN ('lost', 'rolled_back', 'image_refused', 'download', 'not_fetched', 'no_check')
+ FROM tasks t WHERE t.elf_target <> '' AND `+condition, arg) // corrected: as in jobs.Step.Correct
+	return tasks, err
 }
 
 // newestImages returns the newest row of each of these devices.

@@ -78,6 +78,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"three nodes roll out at once", testStepsTogether},
 		{"jobs of one release", testGroups},
 		{"an image that is deleted while a job is created", testImageInUse},
+		{"why a device has another image", testImageCauses},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newJobFleet(t, makeDatabase(t))) })
 	}
@@ -89,6 +90,7 @@ type jobFleet struct {
 	stores []*jobstore.Store
 	host   *store.Store // one of theirs
 	log    commitLog
+	images changes // that the stores saw
 }
 
 // commitLog records what stores report.
@@ -140,7 +142,7 @@ func newJobFleet(t testing.TB, db Database) *jobFleet {
 	t.Cleanup(func() { f.log.check(t) })
 	for range 3 {
 		if f.host == nil || db.Postgres {
-			f.host = openStore(t, db.URL)
+			f.host = openStore(t, db.URL, store.OnImage(f.images.add))
 		}
 		if len(f.stores) == 0 || db.Postgres {
 			f.stores = append(f.stores, jobstore.New(f.host, slog.New(slog.DiscardHandler), jobstore.Notify(f.log.add), jobstore.Holders(ownerKind)))

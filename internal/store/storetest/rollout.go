@@ -345,3 +345,61 @@ func testGroups(t *testing.T, f *jobFleet) {
 		t.Errorf("another body: %v", err)
 	}
 }
+
+// testImageCauses: what a firmware task has done is its doing while it is open; later somebody else has done it, unless the check corrects the task.
+func testImageCauses(t *testing.T, f *jobFleet) {
+	see := func(elf string) func(*jobs.Step) {
+		return func(s *jobs.Step) { s.See(&jobs.DeviceCheck{ELF: elf, Board: "b", Hardware: "h", From: "192.0.2.7"}) }
+	}
+	steps := map[string]func(*jobs.Step){"offer": offer, "flash": flash, "fetch": func(s *jobs.Step) { s.Fetch("192.0.2.7", false) }, "see-new": see("new"), "see-old": see("old"),
+		"connect": func(s *jobs.Step) { s.Connect() },
+		"break":   func(s *jobs.Step) { s.Fetch("192.0.2.7", false); s.Break() },
+		"call": func(s *jobs.Step) {
+			s.Device(formerCheck, "new", false, false)
+			s.Call()
+		},
+		"fail-gate":  func(s *jobs.Step) { s.FailGate(s.Task.Rollout.Gate, "no") },
+		"refuse":     func(s *jobs.Step) { s.Refuse("forbidden", "no") },
+		"limit":      func(s *jobs.Step) { s.Task.LimitAt = s.Now; s.Expire() },
+		"pause-ends": func(s *jobs.Step) { s.Task.LimitAt = time.Time{} },
+		"a-minute":   func(s *jobs.Step) { s.Task.EndedAt = s.Task.EndedAt.Add(-time.Minute) },
+		"correct": func(s *jobs.Step) {
+			if s.Correct(formerCheck); s.Task.Outcome != jobs.OK {
+				t.Errorf("%+v is not corrected", s.Task)
+			}
+		},
+	}
+	for n, c := range []struct{ name, steps, want string }{ // a check is an image with a >
+		{"while the task is open", "offer flash >new", "old>new job"},
+		{"its step could not be made", "offer fetch >new >old", "old>new job, new>old rolled_back"},
+		{"back while it is proved", "offer flash see-new >new see-old >old", "old>new job, new>old rolled_back"},
+		{"an image of nobody", "offer flash >other", "old>other foreign"},
+		{"no offer", ">new", "old>new foreign"},
+		{"the check ends the task", "offer flash see-new fail-gate >new", "old>new job"},
+		{"slots swapped by hand", "offer flash see-new >new limit limit limit limit a-minute >old >new", "old>new job, new>old foreign, old>new foreign"},
+		{"after a failed gate", "offer flash see-new >new fail-gate a-minute >old >new", "old>new job, new>old foreign, old>new foreign"},
+		{"after a refusal", "offer refuse a-minute >new", "old>new foreign"},
+		{"lost and found", "offer flash limit a-minute >new correct >old >new", "old>new job, new>old foreign, old>new foreign"},
+		{"after two crashes", "offer flash see-old pause-ends offer flash see-old a-minute >new correct", "old>new job"},
+		{"refused twice", "offer flash connect pause-ends offer flash connect a-minute >new correct", "old>new job"},
+		{"no check", "call limit call limit a-minute >new correct", "old>new job"},
+		{"broken downloads", "offer break pause-ends offer break pause-ends offer break a-minute >new correct", "old>new job"},
+		{"not fetched", "offer limit pause-ends offer limit pause-ends offer limit pause-ends offer limit pause-ends offer limit a-minute >new correct", "old>new job"},
+	} {
+		id := mac(n + 1)
+		f.add(t, id)
+		j := f.rollout(t, n+1, nil)
+		for i, step := range strings.Fields(">old " + c.steps) {
+			if elf, is := strings.CutPrefix(step, ">"); is {
+				at := f.stores[0].Now().Add(time.Duration(i) * time.Millisecond)
+				f.host.SaveFacts(devices.Check{Device: id, Facts: devices.Facts{Board: "b", Firmware: "1", ELF: elf, CheckedAt: at}, Details: "{}"})
+				settle(t, f.host)
+				continue
+			}
+			f.step(t, &j, n+1, steps[step])
+		}
+		if got := strings.Join(f.images.take(), ", "); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
