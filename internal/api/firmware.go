@@ -107,7 +107,7 @@ type DeviceImage struct {
 	Image   string `json:"image" doc:"The id of the stored image. It is empty if there is none."`
 	Version string `json:"version"`
 	Board   string `json:"board"`
-	Cause   string `json:"cause" doc:"Why it came: job, a firmware job gave it; rolled_back, the device went back to it from the image of such a job; foreign, fleetd did not give it. It is empty for the first one that is known." enum:",job,rolled_back,foreign"`
+	Cause   string `json:"cause" doc:"Why it came: job, a firmware job gave it; rolled_back, the device went back to it during such a job; foreign, fleetd did not give it. It is empty for the first one that is known." enum:",job,rolled_back,foreign"`
 	At      Time   `json:"at" doc:"The first OTA check with it was at this time."`
 }
 

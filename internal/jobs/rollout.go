@@ -94,6 +94,7 @@ type Rollout struct {
 	Catalog  string `json:"catalog,omitempty"` // hash of the tools before; empty: not known
 	// CheckedAt is when the device had checked in last when it was told to restart.
 	CheckedAt time.Time `json:"checked_at,omitzero"`
+	Version   string    `json:"version,omitempty"` // of the image, as the last offer had it
 	Foreign   bool      `json:"foreign,omitempty"` // the image names another server
 	Single    bool      `json:"single,omitempty"`  // at most one offer: firmware before v1.8.0 restarts after a failed one
 

@@ -45,7 +45,7 @@ func (n *node) imageInUse(ctx context.Context, image string) (string, error) {
 // startRollout makes what moves firmware tasks on, before their first commits.
 func (s *jobsSide) startRollout(mayBegin func() bool) {
 	n := s.node
-	s.rollout = rollout.New(rollout.Options{Store: s.store, Fleet: n.service, Images: n.firmware, MayBegin: mayBegin, MayAct: s.mayAct, Nodes: n.nodes, Newest: n.firmware.Store.Newest, Downloads: n.cfg.FirmwareDownloads, Log: n.log,
+	s.rollout = rollout.New(rollout.Options{Store: s.store, Fleet: n.service, Images: n.firmware, MayBegin: mayBegin, MayAct: s.mayAct, Nodes: n.nodes, Newest: n.firmware.Store.Newest, Publish: n.service.Publish, Downloads: n.cfg.FirmwareDownloads, Log: n.log,
 		Active: func() bool {
 			run := s.runner.Load()
 			return run != nil && run.Rolling()

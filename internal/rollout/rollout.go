@@ -72,7 +72,9 @@ type Options struct {
 	Newest func(ctx context.Context, ids []devices.ID) (map[devices.ID]devices.DeviceImage, error)
 	// Downloads is how many devices may have an offer or a download of this node at once.
 	Downloads int
-	Log       *slog.Logger
+	// Publish publishes an event.
+	Publish func(devices.Event)
+	Log     *slog.Logger
 }
 
 // Service is safe for concurrent use.
@@ -172,7 +174,7 @@ func (s *Service) Check(ctx context.Context, c *Check) *Offer {
 	}
 	seen := deviceCheck(&c.Facts, c.Details, c.Address, c.WebSocket)
 	if at >= 0 {
-		task, err := s.see(ctx, &queue[at].Task, &seen)
+		task, err := s.see(ctx, &queue[at].Task, &seen, c)
 		if err != nil {
 			s.Offers.Add(unready, 1)
 			return nil
@@ -213,14 +215,23 @@ func (s *Service) confirm(id devices.ID) {
 	})
 }
 
-// see applies a check to a running task.
-func (s *Service) see(ctx context.Context, t *jobs.Task, seen *jobs.DeviceCheck) (jobs.Task, error) {
+// see applies a check to a running task. A device that has booted the image and fallen back shows what its last check showed, so that the event is
+// published here.
+func (s *Service) see(ctx context.Context, t *jobs.Task, seen *jobs.DeviceCheck, c *Check) (task jobs.Task, err error) {
 	first := slices.MinFunc(s.Nodes(), func(a, b devices.Node) int { return a.Started.Compare(b.Started) })
-	return s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
+	fell := false
+	task, err = s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
 		step.Answering = s.asStored(first.Started)
+		fell = step.Task.Phase == jobs.PhaseBooting && seen.ELF == step.Task.Before
 		step.See(seen)
 		return nil
 	})
+	if fell && err == nil && task.Outcome != jobs.Refused { // as a clone's check
+		change := devices.ImageChange{Device: c.Device, From: devices.DeviceImage{ELF: task.Target, Version: task.Rollout.Version},
+			To: devices.DeviceImage{ELF: seen.ELF, Version: c.Facts.Firmware, Board: seen.Board, Cause: devices.CauseRolledBack, At: c.Begun}}
+		s.Publish(change.Event())
+	}
+	return task, err
 }
 
 // deviceCheck is what a check says for the rules. Details that cannot be read leave the hardware empty.
@@ -319,6 +330,7 @@ func (s *Service) offer(ctx context.Context, q *jobs.Queued, c *Check, seen *job
 			return nil
 		}
 		step.Device(seen, o.ELF, o.Foreign, o.Single)
+		step.Rollout().Version = o.Version
 		if again {
 			result = repeated
 			step.OfferAgain()

@@ -54,6 +54,7 @@ type fleet struct {
 	active    bool
 	may       bool
 	no        *devices.Error
+	events    []devices.Event
 }
 
 // JudgeCheck implements Images.
@@ -120,7 +121,8 @@ func newFleet(t *testing.T, ids ...devices.ID) *fleet {
 		offer: preflight.Offer{Judgment: preflight.Judgment{Verdict: preflight.Fit}, Ref: preflight.Ref{ID: image, ELF: "new"}, Version: "2.5.0", Size: 100, Details: `{"flash_size":1}`},
 		view:  devices.View{Device: devices.Device{ID: lamp, Facts: devices.Facts{ELF: "old", Board: "bread", Chip: "esp32s3"}}}}
 	f.Service = New(Options{Store: f.store, Fleet: f, Images: f, Active: func() bool { return f.active }, MayBegin: func() bool { return f.may },
-		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Nodes: func() []devices.Node { return []devices.Node{{Started: f.started}} }, Newest: f.newest, Downloads: 2, Log: log})
+		MayAct: func(context.Context, string, devices.ID) *devices.Error { return f.no }, Nodes: func() []devices.Node { return []devices.Node{{Started: f.started}} }, Newest: f.newest, Downloads: 2, Log: log,
+		Publish: func(e devices.Event) { f.events = append(f.events, e) }})
 	t.Cleanup(f.Close)
 	storetest.AddImage(t, db, image)
 	f.job = f.create(t, nil, ids...)
@@ -218,6 +220,39 @@ func TestFromCheckToProof(t *testing.T) {
 	}
 	if _, err := f.Open(t.Context(), o.Token, home); err != nil {
 		t.Errorf("a late GET is served while the task runs: %v", err)
+	}
+}
+
+// A device that boots the image and falls back at once shows what it showed before. Nobody else sees that it had another image.
+func TestFallenBack(t *testing.T) {
+	for _, c := range []struct {
+		name, back string
+		cancelled  bool
+		failure    error
+		want       string
+	}{
+		{name: "the former image after the flash", back: "old", want: `"from":{"version":"2.5.0","elf_sha256":"new"},"to":{"version":"2.4.2","elf_sha256":"old"},"board":"bread","cause":"rolled_back"`},
+		{name: "of a cancelled job", back: "old", cancelled: true, want: `"from":{"version":"2.5.0","elf_sha256":"new"},"to":{"version":"2.4.2","elf_sha256":"old"},"board":"bread","cause":"rolled_back"`},
+		{name: "the image", back: "new"},
+		{name: "an image of nobody", back: "third"},
+		{name: "a broken download", back: "old", failure: errors.New("broken")},
+	} {
+		f := newFleet(t, lamp)
+		f.download(t, f.check(lamp, "old", home), home, c.failure, false)
+		if c.cancelled {
+			if _, err := f.store.Edit(t.Context(), f.job.ID, func(j *jobs.Job) error { return j.Cancel(f.store.Now()) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.check(lamp, c.back, home)
+		f.check(lamp, c.back, home)
+		var got string
+		for _, e := range f.events {
+			got += string(e.Fields)
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
 	}
 }
 
