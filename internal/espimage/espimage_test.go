@@ -71,6 +71,30 @@ func TestApplication(t *testing.T) {
 	}
 }
 
+// A build with a factory partition writes its application there, and leaves the slots empty.
+func TestFactory(t *testing.T) {
+	one, two := imagetest.Build{Literals: imagetest.Literals("board-1")}.Image(), imagetest.Build{Literals: imagetest.Literals("board-2")}.Image()
+	for name, c := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"a file that ends before ota_0": {imagetest.Factory(one, nil, false), "board-1"},
+		"an empty ota_0":                {imagetest.Factory(one, nil, true), "board-1"},
+		"an empty ota_0 in a zip":       {imagetest.Zip(t, map[string][]byte{"merged-binary.bin": imagetest.Factory(one, nil, true)}), "board-1"},
+		"both":                          {imagetest.Factory(one, two, true), "board-2"},
+		"both in a zip":                 {imagetest.Zip(t, map[string][]byte{"merged-binary.bin": imagetest.Factory(one, two, true)}), "board-2"},
+		"ota_0 alone":                   {imagetest.Factory(nil, two, true), "board-2"},
+	} {
+		found, kept := inspect(t, c.file)
+		if !found.IsFit() || len(kept) != 1 || !slices.Equal(found.Images[0].Boards, []string{c.want}) || !found.Images[0].Merged || len(found.Images[0].Layout) != 5 {
+			t.Errorf("%s: %+v", name, found)
+		}
+	}
+	if found, _ := inspect(t, imagetest.Factory(nil, nil, true)); codes(found.AllFaults()) != FaultNoApp {
+		t.Errorf("neither: %+v", found)
+	}
+}
+
 // Literals are found wherever they are, also where one piece that is read ends.
 func TestLiteralsAtABorder(t *testing.T) {
 	for _, shift := range []int{0, 1, 20, 40, 60, 100} {
@@ -176,6 +200,36 @@ func TestRest(t *testing.T) {
 	}
 }
 
+// The zip of a build directory has what belongs to a flash beside the application. What cannot be read keeps nothing else from being named.
+func TestZipOfABuild(t *testing.T) {
+	raw := imagetest.Build{}.Image()
+	build := map[string][]byte{"build/bootloader/bootloader.bin": imagetest.Bootloader(), "build/partition_table/partition-table.bin": imagetest.Merged(nil)[tableOffset:][:tableSize],
+		"build/ota_data_initial.bin": bytes.Repeat([]byte{0xff}, 0x2000), "build/xiaozhi.elf": raw}
+	found, _ := inspect(t, imagetest.Zip(t, build))
+	if got := codes(found.AllFaults()); got != FaultNoApp {
+		t.Errorf("without its application: %q", got)
+	}
+	build["build/xiaozhi.bin"] = raw
+	found, kept := inspect(t, imagetest.Zip(t, build))
+	var dropped []string
+	for _, what := range found.Dropped {
+		name, _, _ := strings.Cut(what, ":")
+		dropped = append(dropped, name)
+	}
+	if !found.IsFit() || len(kept) != 1 || !slices.Equal(dropped, []string{"bootloader.bin", "ota_data_initial.bin", "partition-table.bin"}) {
+		t.Errorf("%+v", found)
+	}
+	long := strings.Repeat("c", 300) + ".bin"
+	found, _ = inspect(t, imagetest.Zip(t, map[string][]byte{"a.bin": make([]byte, 40<<20), "b.bin": raw[:200], long: raw, "d.bin": raw[:20], "e.bin": raw}))
+	var faults []string
+	for _, f := range found.AllFaults() {
+		faults = append(faults, f.File[:5]+" "+f.Code)
+	}
+	if want := []string{"a.bin " + FaultTooLarge, "b.bin " + FaultTruncated, "ccccc " + FaultZip, "d.bin " + FaultTruncated}; !slices.Equal(faults, want) || len(found.Images) != 1 {
+		t.Errorf("%q", faults)
+	}
+}
+
 // Nothing is kept of an image that has no end, and an error of the store is not one of the file.
 func TestKeep(t *testing.T) {
 	raw := imagetest.Build{}.Image()
@@ -266,7 +320,7 @@ func TestVersion(t *testing.T) {
 
 func FuzzInspect(f *testing.F) {
 	raw := imagetest.Build{Chip: 9, Literals: imagetest.Literals("bread-compact-wifi"), Segments: [][]byte{make([]byte, 64)}}.Image()
-	for _, seed := range [][]byte{nil, raw, raw[:100], imagetest.Merged(raw), imagetest.Zip(f, map[string][]byte{"a.bin": raw, "b.bin": []byte("x")})} {
+	for _, seed := range [][]byte{nil, raw, raw[:100], imagetest.Merged(raw), imagetest.Factory(raw, nil, true), imagetest.Zip(f, map[string][]byte{"a.bin": raw, "b.bin": []byte("x")})} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {

@@ -68,7 +68,7 @@ func (s *scan) all(in io.ReaderAt, size int64) error {
 	if bytes.Equal(head, zipMagic) {
 		return s.zip(in, size)
 	}
-	return s.binary("", io.NewSectionReader(in, 0, size), size)
+	return s.binary("", size, func() (io.ReadCloser, error) { return io.NopCloser(io.NewSectionReader(in, 0, size)), nil })
 }
 
 // zip reads the binaries of a zip.
@@ -109,21 +109,24 @@ func (d *directory) ReadAt(to []byte, at int64) (int, error) {
 
 // member reads a binary of a zip. What is wrong with it does not keep others from being read.
 func (s *scan) member(member *zip.File) error {
-	name := text([]byte(path.Base(member.Name)))
-	if len(name) > maxName {
-		return fault(FaultZip, "The zip has a file whose name has %d bytes, and a name may have %d. Pack the zip again.", len(name), maxName)
+	name, size := text([]byte(path.Base(member.Name))), int64(member.UncompressedSize64)
+	var err error
+	switch {
+	case len(name) > maxName:
+		err = fault(FaultZip, "The name of this file in the zip has %d bytes, and a name may have %d. Pack the zip again.", len(name), maxName)
+		name = name[:maxName]
+	case member.UncompressedSize64 > uint64(s.most):
+		err = fault(FaultTooLarge, "It has %d bytes unpacked, and %d are left of those that are allowed. Give the files of the zip one by one.", member.UncompressedSize64, s.most)
+	default:
+		s.most -= size
+		err = s.binary(name, size, func() (io.ReadCloser, error) {
+			content, err := member.Open()
+			if err != nil {
+				return nil, fault(FaultZip, "It cannot be unpacked (%v). Pack the zip again.", err)
+			}
+			return packed{io.LimitReader(content, size), content}, nil
+		})
 	}
-	if member.UncompressedSize64 > uint64(s.most) {
-		return fault(FaultTooLarge, "%s has %d bytes unpacked, and %d are left of those that are allowed. Give its files one by one.", name, member.UncompressedSize64, s.most)
-	}
-	content, err := member.Open()
-	if err != nil {
-		return fault(FaultZip, "%s in the zip cannot be read (%v). Pack the zip again.", name, err)
-	}
-	defer content.Close()
-	size := int64(member.UncompressedSize64)
-	s.most -= size
-	err = s.binary(name, packed{io.LimitReader(content, size)}, size)
 	if problem, ok := errors.AsType[*Fault](err); ok {
 		problem.File = name
 		s.file.Faults = append(s.file.Faults, *problem)
@@ -133,18 +136,29 @@ func (s *scan) member(member *zip.File) error {
 }
 
 // packed makes an error of a damaged member a fault.
-type packed struct{ io.Reader }
+type packed struct {
+	io.Reader
+	io.Closer
+}
 
 func (p packed) Read(to []byte) (int, error) {
 	n, err := p.Reader.Read(to)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = fault(FaultZip, "A file in the zip cannot be unpacked (%v). The zip is damaged: download it again.", err)
+		err = fault(FaultZip, "It cannot be unpacked (%v). The zip is damaged: download it again.", err)
 	}
 	return n, err
 }
 
+// opener opens a file at its beginning.
+type opener func() (io.ReadCloser, error)
+
 // binary reads an application image or the content of a flash.
-func (s *scan) binary(name string, content io.Reader, size int64) error {
+func (s *scan) binary(name string, size int64, open opener) error {
+	content, err := open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = content.Close() }()
 	in := bufio.NewReaderSize(content, window)
 	head, err := in.Peek(tableOffset + tableSize)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -162,7 +176,10 @@ func (s *scan) binary(name string, content io.Reader, size int64) error {
 		if err != nil {
 			return err
 		}
-		return s.merged(name, in, table, size)
+		return s.merged(name, size, open, table)
+	case name != "" && len(head) >= descOffset+4 && head[0] == imageMagic && !isApp(head):
+		s.drop(name, "an image without the description of an application, such as a bootloader")
+		return nil
 	case len(head) > 0 && head[0] == imageMagic:
 		image, err := s.image(name, in, nil, size)
 		if err == nil && image.Size < size {
@@ -176,27 +193,40 @@ func (s *scan) binary(name string, content io.Reader, size int64) error {
 	return fault(FaultUnknown, "This is no firmware: an application image begins with the byte 0xE9, and the content of a flash has a partition table at 0x8000. Give an application image, a merged binary or the zip of a release.")
 }
 
-// merged cuts the application out of the content of a flash.
-func (s *scan) merged(name string, in *bufio.Reader, table []Partition, size int64) error {
-	slot := appOf(table)
-	if slot == nil || slot.Offset < tableOffset+tableSize || slot.Offset >= size {
-		return fault(FaultNoApp, "The file is the content of a flash, and no application is in its partition ota_0 or factory. Give the application image.")
+// merged cuts the application out of the content of a flash. A build with a factory partition has it there, and an empty ota_0.
+func (s *scan) merged(name string, size int64, open opener, table []Partition) error {
+	for _, slot := range appsOf(table) {
+		if slot.Offset < tableOffset+tableSize || slot.Offset >= size {
+			continue
+		}
+		if found, err := s.cut(name, size, open, table, slot); found || err != nil {
+			return err
+		}
+	}
+	return fault(FaultNoApp, "The file is the content of a flash, and no application image is in its partition ota_0 or factory. Give the application image.")
+}
+
+// cut reads the application of a partition, and reports whether there is one.
+func (s *scan) cut(name string, size int64, open opener, table []Partition, slot *Partition) (found bool, err error) {
+	content, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = content.Close() }()
+	in := bufio.NewReaderSize(content, window)
+	if _, err := io.CopyN(io.Discard, in, slot.Offset); err != nil {
+		return false, eofFault(err)
+	}
+	if first, err := in.Peek(1); err != nil || first[0] != imageMagic {
+		return false, eofFault(err)
 	}
 	for i := range table {
 		if p := &table[i]; p != slot && !p.isState() && p.Offset < size {
 			s.drop(name, fmt.Sprintf("the partition %s", p.Label))
 		}
 	}
-	if _, err := io.CopyN(io.Discard, in, slot.Offset); err != nil {
-		return eofFault(err)
-	}
-	if first, err := in.Peek(1); err != nil {
-		return eofFault(err)
-	} else if first[0] != imageMagic {
-		return fault(FaultNoApp, "The file is the content of a flash, and its partition %s has no application image. Give the application image.", slot.Label)
-	}
-	_, err := s.image(name, in, table, min(slot.Size, size-slot.Offset))
-	return err
+	_, err = s.image(name, in, table, min(slot.Size, size-slot.Offset))
+	return true, err
 }
 
 func eofFault(err error) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/md5"
 	"encoding/binary"
+	"slices"
 )
 
 // Partition is an entry of the partition table (esp_partition_info_t).
@@ -76,16 +77,12 @@ func readTable(raw []byte) ([]Partition, error) {
 	return nil, fault(FaultTable, "The partition table has no end. The file is damaged: download it again.")
 }
 
-// appOf returns the partition that the first image of a flash is in.
-func appOf(table []Partition) *Partition {
-	var factory *Partition
-	for i := range table {
-		switch p := &table[i]; {
-		case p.Type == typeApp && p.Subtype == subtypeOTA0:
-			return p
-		case p.IsFactory():
-			factory = p
+// appsOf returns the partitions that the application of a flash may be in.
+func appsOf(table []Partition) (apps []*Partition) {
+	for _, subtype := range []uint8{subtypeOTA0, subtypeFactory} {
+		if at := slices.IndexFunc(table, func(p Partition) bool { return p.Type == typeApp && p.Subtype == subtype }); at >= 0 {
+			apps = append(apps, &table[at])
 		}
 	}
-	return factory
+	return apps
 }

@@ -91,12 +91,37 @@ func entry(label string, kind, subtype byte, offset, size uint32) []byte {
 
 // Merged puts an image into the content of a flash, as esptool merge_bin does.
 func Merged(image []byte) []byte {
+	return append(flash(entry("nvs", 1, 2, 0x9000, 0x4000), entry("ota_0", 0, 0x10, 0x20000, 0x100000), entry("ota_1", 0, 0x11, 0x120000, 0x100000), entry("assets", 1, 0x82, 0x220000, 0x100000)), image...)
+}
+
+// Factory puts an image into a flash that has a factory partition beside the slots: there the build writes its application. slot is what ota_0 has;
+// nil: the file has no bytes of it, or erased ones if something follows.
+func Factory(image, slot []byte, assets bool) []byte {
+	file := append(flash(entry("nvs", 1, 2, 0x9000, 0x4000), entry("factory", 0, 0, 0x20000, 0x10000), entry("ota_0", 0, 0x10, 0x30000, 0x10000), entry("ota_1", 0, 0x11, 0x40000, 0x10000), entry("assets", 1, 0x82, 0x50000, 0x10000)), image...)
+	if slot != nil || assets {
+		file = append(append(file, bytes.Repeat([]byte{0xff}, 0x30000-len(file))...), slot...)
+	}
+	if assets {
+		file = append(append(file, bytes.Repeat([]byte{0xff}, 0x50000-len(file))...), "assets"...)
+	}
+	return file
+}
+
+// flash is the content of a flash up to its first application.
+func flash(entries ...[]byte) []byte {
 	flash := bytes.Repeat([]byte{0xff}, 0x20000)
-	copy(flash, Build{}.Image()[:headerSize]) // the bootloader, without a description
-	table := slices.Concat(entry("nvs", 1, 2, 0x9000, 0x4000), entry("ota_0", 0, 0x10, 0x20000, 0x100000), entry("ota_1", 0, 0x11, 0x120000, 0x100000), entry("assets", 1, 0x82, 0x220000, 0x100000))
+	copy(flash, Bootloader())
+	table := slices.Concat(entries...)
 	sum := md5.Sum(table)
 	copy(flash[tableOffset:], slices.Concat(table, []byte{0xeb, 0xeb}, bytes.Repeat([]byte{0xff}, 14), sum[:]))
-	return append(flash, image...)
+	return flash
+}
+
+// Bootloader is a bootloader of ESP-IDF: an image without the description of an application.
+func Bootloader() []byte {
+	image := Build{}.Image()
+	image[headerSize+8] = 0x50 // esp_bootloader_desc_t
+	return image[:len(image)-len(image)%4]
 }
 
 // Zip packs files, in order of name.
