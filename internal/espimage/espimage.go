@@ -138,10 +138,10 @@ func (image *Image) Warnings() (warnings []Fault) {
 		warn(WarnBoard, "The image does not say for which board it was built. Make sure that it is for yours: an image of another board starts, and stays.")
 	}
 	if len(image.URLs) == 0 {
-		warn(WarnURL, "No OTA URL was found in the image. A device that has none in its settings may check in elsewhere after the upgrade.")
+		warn(WarnURL, "No OTA URL was found in the image. A device that has none in its settings may check in elsewhere after the upgrade: try one device first.")
 	}
 	if IsPrerelease(image.Version) {
-		warn(WarnPrerelease, "The firmware reads the version %s as its numbers alone, so that a device with it does not take the release for newer.", image.Version)
+		warn(WarnPrerelease, "The firmware reads the version %s as its numbers alone, so that a device with it does not take the release for newer. Rollouts of this fleet give it the release all the same.", image.Version)
 	}
 	return warnings
 }

@@ -56,7 +56,7 @@ var zipMagic = []byte("PK\x03\x04")
 
 func (s *scan) all(in io.ReaderAt, size int64) error {
 	if size > s.most {
-		return fault(FaultTooLarge, "The file has %d bytes, and at most %d are allowed.", size, s.most)
+		return fault(FaultTooLarge, "The file has %d bytes, and at most %d are allowed. Give the application image alone, or raise --firmware-limit.", size, s.most)
 	}
 	head := make([]byte, len(zipMagic))
 	if n, err := in.ReadAt(head, 0); n < len(head) {
@@ -116,7 +116,7 @@ func (s *scan) member(member *zip.File) error {
 		err = fault(FaultZip, "The name of this file in the zip has %d bytes, and a name may have %d. Pack the zip again.", len(name), maxName)
 		name = name[:maxName]
 	case member.UncompressedSize64 > uint64(s.most):
-		err = fault(FaultTooLarge, "It has %d bytes unpacked, and %d are left of those that are allowed. Give the files of the zip one by one.", member.UncompressedSize64, s.most)
+		err = fault(FaultTooLarge, "It has %d bytes unpacked, and %d are left of those that are allowed. Give the files of the zip one by one, or raise --firmware-limit.", member.UncompressedSize64, s.most)
 	default:
 		s.most -= size
 		err = s.binary(name, size, func() (io.ReadCloser, error) {

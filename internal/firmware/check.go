@@ -93,7 +93,7 @@ func (c *checker) judge(v *devices.View, newest devices.DeviceImage) api.Firmwar
 	}
 	if len(of) == 0 {
 		out.Verdict = string(preflight.Blocked)
-		out.Findings = append(out.Findings, api.FirmwareFinding{Code: string(preflight.Board), Severity: string(preflight.Blocks), Text: fmt.Sprintf("No image of the release is for the board %q.", d.Board)})
+		out.Findings = append(out.Findings, api.FirmwareFinding{Code: string(preflight.Board), Severity: string(preflight.Blocks), Text: fmt.Sprintf("No image of the release is for the board %q. Add the one that is.", d.Board)})
 		return out
 	}
 	best := -1
@@ -117,7 +117,7 @@ func (c *checker) device(v *devices.View, newest devices.DeviceImage) preflight.
 	d := preflight.Device{Admitted: v.Device.Admission == devices.AdmissionMember && v.State != devices.StateContested, SeenTwice: newest.SeenTwice,
 		Board: v.Device.Board, Version: v.Device.Firmware, ELF: v.Device.ELF, Chip: v.Device.Chip, Running: c.stored[v.Device.ELF], Bar: c.bars[v.Device.ID]}
 	details := c.read(newest.Details)
-	if details.Unreadable {
+	if details.Unreadable || details.FlashSize == 0 || len(details.Table) == 0 { // every firmware says these
 		return d
 	}
 	d.Readable, d.Revision, d.FlashSize, d.Project, d.Slot, d.Table = true, details.Chip.Revision, details.FlashSize, details.Application.Project, details.OTA.Label, tableOf(&details)

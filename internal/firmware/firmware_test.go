@@ -616,9 +616,11 @@ func TestCheck(t *testing.T) {
 	f.device(t, "c", "three", "elf", details)
 	f.device(t, "d", "one", "elf", devices.UnreadableDetails)
 	f.device(t, "e", "one", "elf", `{"flash_size":"16777216"}`) // not as the firmware says it
+	f.device(t, "f", "one", "elf", `{}`)
+	f.device(t, "g", "one", "elf", `{"flash_size":16777216}`)
 	for _, target := range []firmware.Target{{Release: "2.4.2"}, {Release: "xiaozhi@2.4.2"}} {
 		items, next, err := f.Check(t.Context(), admin, target, selector.Selector{}, "", 10)
-		if err != nil || next != "" || len(items) != 5 {
+		if err != nil || next != "" || len(items) != 7 {
 			t.Fatalf("%+v, error %v", items, err)
 		}
 		got := map[string]string{}
@@ -629,13 +631,14 @@ func TestCheck(t *testing.T) {
 			}
 		}
 		want := map[string]string{"a": "fit " + idOf(one) + " image_unknown", "b": "fit " + idOf(two) + " image_unknown", "c": "blocked  board",
-			"d": "blocked " + idOf(one) + " check_unreadable image_unknown", "e": "blocked " + idOf(one) + " check_unreadable image_unknown"}
+			"d": "blocked " + idOf(one) + " check_unreadable image_unknown", "e": "blocked " + idOf(one) + " check_unreadable image_unknown",
+			"f": "blocked " + idOf(one) + " check_unreadable image_unknown", "g": "blocked " + idOf(one) + " check_unreadable image_unknown"}
 		if !maps.Equal(got, want) {
 			t.Errorf("%+v: %q", target, got)
 		}
 	}
 	counts, err := f.Count(t.Context(), admin, firmware.Target{Release: "2.4.2"}, selector.Selector{})
-	if err != nil || counts.Devices != 5 || counts.Verdicts["fit"] != 2 || counts.Verdicts["blocked"] != 3 || counts.Findings["check_unreadable"] != 2 || counts.Findings["board"] != 1 {
+	if err != nil || counts.Devices != 7 || counts.Verdicts["fit"] != 2 || counts.Verdicts["blocked"] != 5 || counts.Findings["check_unreadable"] != 4 || counts.Findings["board"] != 1 {
 		t.Errorf("%+v, error %v", counts, err)
 	}
 	f.mustAdd(t, other, true)

@@ -64,7 +64,7 @@ func ReadKeys(path string) (Keys, error) {
 var (
 	faultNotSigned = &espimage.Fault{Code: "signature_missing", Text: "Uploads to this fleet must be signed with minisign. Sign the file, and give the second line of FILE.minisig."}
 	faultSignature = &espimage.Fault{Code: "signature", Text: "The signature is none of minisign: give the second line of FILE.minisig, which begins with RU or RW."}
-	faultKey       = &espimage.Fault{Code: "signature_key", Text: "The file is signed with a key that is not in --firmware-keys."}
+	faultKey       = &espimage.Fault{Code: "signature_key", Text: "The file is signed with a key that is not in --firmware-keys. Sign it with one that is, or add the public key there on all nodes."}
 	faultWrong     = &espimage.Fault{Code: "signature", Text: "The signature is not of this file. Sign the file as it is."}
 )
 

@@ -86,7 +86,7 @@ type Device struct {
 	Table                     []espimage.Partition
 	Slot                      string // label of the partition with the running image
 	Running                   *Image // what it runs; nil if that is not stored
-	Bar                       string // why it gets no firmware for now, a sentence; empty: it may
+	Bar                       string // why it gets no firmware for now, and what lifts that; empty: it may
 }
 
 // Image is an image that is stored.
@@ -152,11 +152,11 @@ func (j *judgment) blocks(code Code, format string, args ...any) {
 	j.add(code, Blocks, false, format, args...)
 }
 func (j *judgment) allowable(code Code, format string, args ...any) {
-	severity := Blocks
 	if slices.Contains(j.allowed, string(code)) {
-		severity = Warns
+		j.add(code, Warns, true, format, args...)
+		return
 	}
-	j.add(code, severity, true, format, args...)
+	j.add(code, Blocks, true, format+" To roll it out all the same, allow "+string(code)+".", args...)
 }
 func (j *judgment) warns(code Code, format string, args ...any) {
 	j.add(code, Warns, false, format, args...)
@@ -168,13 +168,13 @@ func (j *judgment) device() {
 		j.blocks(NotAdmitted, "The device is not an admitted member of the fleet, or another client contests its id. Approve the right client first.")
 	}
 	if j.d.Bar != "" {
-		j.blocks(Barred, "The device gets no firmware for now: %s", j.d.Bar)
+		j.blocks(Barred, "The device gets no firmware for now: %s.", j.d.Bar)
 	}
 	switch {
 	case !j.d.Readable:
 		j.blocks(Unreadable, "Its last OTA check did not say what hardware it has, as with a quote in the name of its Wi-Fi network or before fleetd kept this. Restart it; if that does not help, rename the network.")
 	case !j.d.SeenTwice:
-		j.add(FirstCheck, Waits, false, "Its last OTA check was the first one with the image that it runs. It can get another image from its next check on: an offer in the first check fails, or undoes the last upgrade.")
+		j.add(FirstCheck, Waits, false, "Its last OTA check was the first one with the image that it runs, in which an offer fails or undoes the last upgrade. A rollout waits for the next check: restart the device, or leave that to the rollout.")
 	}
 }
 
@@ -182,12 +182,12 @@ func (j *judgment) device() {
 func (j *judgment) hardware() {
 	d, x := j.d, j.x
 	if chip := x.Chip.String(); d.Chip != chip {
-		j.blocks(Chip, "The image is for the chip %s, and the device has %s.", chip, orUnknown(d.Chip))
+		j.blocks(Chip, "The image is for the chip %s, and that of the device is %s. Use an image for its chip.", chip, orUnknown(d.Chip))
 	} else if d.Revision < x.MinRevision || x.MaxRevision > 0 && d.Revision > x.MaxRevision {
-		j.blocks(ChipRevision, "The image runs on revisions of the chip %s, and the device has %s.", x.Revisions(), espimage.Revision(d.Revision))
+		j.blocks(ChipRevision, "The image runs on revisions of the chip %s, and the device has %s. Use an image that was built for it.", x.Revisions(), espimage.Revision(d.Revision))
 	}
 	if x.FlashSize > d.FlashSize {
-		j.blocks(FlashSize, "The image was built for a flash of %d MiB, and the device has %d MiB.", x.FlashSize>>20, d.FlashSize>>20)
+		j.blocks(FlashSize, "The image was built for a flash of %d MiB, and the device has %d MiB. Use an image for its flash.", x.FlashSize>>20, d.FlashSize>>20)
 	}
 	j.slots()
 	j.layout()
@@ -196,7 +196,7 @@ func (j *judgment) hardware() {
 
 func (j *judgment) project() {
 	if j.d.Project != j.x.Project {
-		j.allowable(Project, "The image is of the project %s, and the device runs %s.", orUnknown(j.x.Project), orUnknown(j.d.Project))
+		j.allowable(Project, "The project of the image is %s, and that of what the device runs is %s.", orUnknown(j.x.Project), orUnknown(j.d.Project))
 	}
 }
 
@@ -211,11 +211,11 @@ func (j *judgment) slots() {
 		}
 	}
 	if len(slots) < 2 {
-		j.blocks(Slot, "The device has fewer than two slots for images, so that it takes no upgrade. Flash it by wire.")
+		j.blocks(Slot, "The device has fewer than two slots for images, so that it takes no upgrade. Flash it by wire, with a partition table that has two.")
 		return
 	}
 	if factory {
-		j.warns(FactoryAndOTA, "The device has a factory image beside its slots. If that is another program, the device may start it instead.")
+		j.warns(FactoryAndOTA, "The device has a factory image beside its slots. If that is another program, the device may start it instead: try one device first.")
 	}
 	slices.SortFunc(slots, func(a, b espimage.Partition) int { return int(a.Subtype) - int(b.Subtype) })
 	next := slots[0] // as esp_ota_get_next_update_partition: the slot after the running one
@@ -223,7 +223,7 @@ func (j *judgment) slots() {
 		next = slots[(at+1)%len(slots)]
 	}
 	if j.x.Size > next.Size {
-		j.blocks(Slot, "The image has %d bytes, and the slot %s has %d. The device would find that out after the whole slot was written.", j.x.Size, next.Label, next.Size)
+		j.blocks(Slot, "The image has %d bytes, and the slot %s has %d. The device would find that out after the whole slot was written. Build a smaller image, or flash the device by wire with larger slots.", j.x.Size, next.Label, next.Size)
 	}
 }
 
@@ -246,7 +246,7 @@ func (j *judgment) layout() {
 		missing = append(missing, "assets")
 	}
 	if len(missing) > 0 {
-		j.allowable(Layout, "The image was built for a partition table with %s, which the device does not have, or smaller. An upgrade does not change the table; flash it by wire.", strings.Join(missing, ", "))
+		j.allowable(Layout, "The device lacks partitions that the image was built for, or has smaller ones: %s. An upgrade does not change the table; flash it by wire.", strings.Join(missing, ", "))
 	}
 }
 
@@ -254,12 +254,12 @@ func (j *judgment) board() {
 	boards := j.x.BoardsOf()
 	switch {
 	case len(boards) == 0:
-		j.blocks(Board, "The image does not say for which board it was built. Set its boards, if you know them.")
+		j.blocks(Board, "The image does not say for which board it was built. If you know them, set its boards (PATCH /v1/firmware/{id}).")
 	case !slices.Contains(boards, j.d.Board):
-		j.blocks(Board, "The image is for the board %s, and the device is %s. It would start, and be kept.", strings.Join(boards, ", "), orUnknown(j.d.Board))
+		j.blocks(Board, "The image is for the board %s, and that of the device is %s. It would start, and be kept: use an image for its board.", strings.Join(boards, ", "), orUnknown(j.d.Board))
 	}
 	if j.x.ByHand != nil {
-		j.warns(BoardByHand, "Somebody set the boards of the image; its program names %s.", orUnknown(strings.Join(j.x.Boards, ", ")))
+		j.warns(BoardByHand, "Somebody set the boards of the image; those that its program names are %s. Make sure that the device is one of the boards that were set.", orUnknown(strings.Join(j.x.Boards, ", ")))
 	}
 }
 
@@ -301,7 +301,7 @@ func (j *judgment) versions() {
 	case !ok:
 		j.blocks(VersionAborts, "The device runs the version %q, which aborts the firmware when it compares an offer with it: it would restart for as long as there is one. Flash it by wire.", j.d.Version)
 	case espimage.IsTooOld(own):
-		j.allowable(TooOld, "The device runs %s. Before v1.8.0 a failed upgrade restarts the device, for as long as it is offered.", orUnknown(j.d.Version))
+		j.allowable(TooOld, "The version of what the device runs is %s. Before v1.8.0 a failed upgrade restarts the device, for as long as it is offered: flash it by wire.", orUnknown(j.d.Version))
 	case own[0] < firstReplaceable && j.d.Version == j.x.Version:
 		j.blocks(VersionEqual, "The device and the image have the version %s, and firmware before v2.0.0 refuses an image with the version that it has. Build it with another one.", j.x.Version)
 	}
@@ -310,7 +310,7 @@ func (j *judgment) versions() {
 // address judges where the program checks in, unless the device has another URL in its settings, which nobody can know.
 func (j *judgment) address() {
 	if IsForeign(j.x, j.server) && (j.d.Running == nil || !IsForeign(j.d.Running, j.server)) {
-		j.allowable(OTAURL, "The image checks in at %s, unless the device has another URL in its settings, and this fleet is at %s. The device may be gone after the upgrade.", j.x.URLs[0], j.server)
+		j.allowable(OTAURL, "The image checks in at %s, unless the device has another URL in its settings, and this fleet is at %s. The device may be gone after the upgrade: build the image for this fleet.", j.x.URLs[0], j.server)
 	}
 }
 
@@ -318,7 +318,7 @@ func (j *judgment) address() {
 func (j *judgment) back() {
 	running := j.d.Running
 	if running == nil {
-		j.warns(ImageUnknown, "The image that the device runs is not stored, so that the device cannot get it back. Add it first.")
+		j.warns(ImageUnknown, "The image that the device runs is not stored, so that the device cannot get it back. Add it first (`fleetd firmware add`).")
 		return
 	}
 	after := *j.d
@@ -332,7 +332,7 @@ func (j *judgment) back() {
 	}
 	for _, f := range again.findings {
 		if f.Severity == Blocks {
-			j.warns(NoWayBack, "The device could not get the image back that it runs, because of its %s.", f.Code)
+			j.warns(NoWayBack, "The device could not get the image back that it runs: that would be blocked by %s. Try one device first.", f.Code)
 			return
 		}
 	}
@@ -353,7 +353,7 @@ func hostOf(text string) string {
 
 func orUnknown(text string) string {
 	if text == "" {
-		return "an unknown one"
+		return "unknown"
 	}
 	return text
 }

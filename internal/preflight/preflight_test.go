@@ -112,6 +112,9 @@ func TestJudge(t *testing.T) {
 			if !strings.HasSuffix(f.Text, ".") || strings.Contains(f.Text, "%!") {
 				t.Errorf("%s: %q is no sentence", c.name, f.Text)
 			}
+			if strings.Contains(f.Text, "allow "+string(f.Code)) != f.Allow {
+				t.Errorf("%s: %q does not say what lifts it, or says what does not", c.name, f.Text)
+			}
 		}
 		if got := strings.Join(codes, " "); verdict != c.verdict || got != c.codes {
 			t.Errorf("%s: %s, %q; want %s, %q", c.name, verdict, got, c.verdict, c.codes)
