@@ -3,6 +3,7 @@ package restapi
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -116,7 +117,7 @@ func (s *Server) addFirmware(w http.ResponseWriter, r *http.Request, in *addFirm
 	err := s.draining()
 	if err == nil {
 		if err = firmware.PermitChange(by); err != nil {
-			s.opt.Service.NoteRefusal(by, "addFirmware", "", err)
+			s.opt.Service.NoteChange(by, "add_firmware", "", in.SHA256[:min(len(in.SHA256), sha256.Size*2)], err)
 		}
 	}
 	var added api.AddedFirmware

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/firmware"
 	"fleetd/internal/selector"
@@ -138,7 +139,12 @@ func TestFirmware(t *testing.T) {
 		t.Errorf("%v are left, error %v", entries, err)
 	}
 	// A limited key is refused before its body is read.
-	f.do(t, "POST", "/v1/firmware", "new", as(f.key(t, "lab", "firmware", "room=lab"))...).problem(t, 403, devices.CodeForbidden)
+	announced := strings.Repeat("5", 64)
+	f.do(t, "POST", "/v1/firmware?sha256="+announced, "new", as(f.key(t, "lab", "firmware", "room=lab"))...).problem(t, 403, devices.CodeForbidden)
+	// security: K44
+	if entries := f.audited(audit.KindDevice); len(entries) != 1 || entries[0].Action != "add_firmware" || entries[0].Outcome != "forbidden" || !strings.Contains(entries[0].Detail, announced) {
+		t.Errorf("audit %+v", entries)
+	}
 	reader := as(f.key(t, "reader", "firmware:read", ""))
 	f.do(t, "POST", "/v1/firmware", "new", reader...).problem(t, 403, devices.CodeForbidden)
 	asked("")
