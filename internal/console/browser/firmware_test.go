@@ -1,8 +1,11 @@
 package browser
 
 import (
+	"crypto/ed25519"
 	"encoding/base64"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -90,6 +93,45 @@ func TestFirmwarePage(t *testing.T) {
 	p.shows("all the same?")
 	p.run(confirm)
 	p.shows("There are no images yet.")
+}
+
+// A fleet that wants signatures gets one from the page, too, which asks for it when the node does.
+func TestSignedUpload(t *testing.T) {
+	t.Parallel()
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const algorithm = "Ed" + "12345678" // and the id of the key
+	keys := filepath.Join(t.TempDir(), "minisign.pub")
+	if err := os.WriteFile(keys, []byte(base64.StdEncoding.EncodeToString([]byte(algorithm+string(public)))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t)
+	n := programs.Start(t, "--firmware-keys", keys)
+	p := b.open(t, n, n.Token(t), "/console/firmware")
+	profiles, err := firmware.ParseProfiles("fw-2.4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := profiles[0].Image("2.5.0", n.Info.OTA)
+	p.shows("There are no images yet.")
+	if asked := p.eval("!!document.querySelector('#firmware-signature')"); asked != false {
+		t.Error("the page asks for a signature that nobody wants")
+	}
+	p.expect(422)
+	p.choose("xiaozhi.bin", image)
+	p.click("Read it")
+	p.shows("must be signed with minisign")
+	p.fill("#firmware-signature", base64.StdEncoding.EncodeToString([]byte(algorithm+string(ed25519.Sign(private, image)))))
+	p.click("Read it")
+	p.shows("It has an image that devices can run.")
+	p.click("Keep its images")
+	p.await("document.querySelector('[data-test=images] tbody')?.innerText.includes('xiaozhi@2.5.0')")
+	p.choose("other.bin", profiles[0].Image("2.6.0", n.Info.OTA))
+	if left := p.eval("document.querySelector('#firmware-signature').value"); left != "" {
+		t.Error("the signature of one file is kept for the next")
+	}
 }
 
 // A device that came with another image is there at once, with what it ran before.

@@ -428,7 +428,7 @@ export const s = {
     changes: "Changes of the last day", noChanges: "No device has come with another image in the last day.",
     check: "Check", remove: "Delete", removeAsk: (name) => `Delete ${name} from the fleet's images?`,
     removeAnyway: (name) => `Delete ${name} all the same?`,
-    add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",
+    add: "Add a file", file: "Application image, merged binary or release (.bin, .zip)", signature: "Signature: the second line of FILE.minisig", inspect: "Read it", keep: "Keep its images", kept: "The images are kept.",
     fit: (n) => (n === 1 ? "It has an image that devices can run." : `It has ${n} images that devices can run.`), dropped: "Left out:",
     job: (id, image, back) => `${back ? "Back to firmware" : "Firmware"} ${image ? `${image.version} for ${image.boards.join(", ")}` : short(id)}`,
     roll: "Roll out", rollTitle: "Roll out firmware", stay: "How long a device must stay up with it", restart: "Restart connected devices", restarts: { idle: "when no conversation is open", never: "no, wait for their next start" },

@@ -64,24 +64,27 @@ function Upload({ onAdded }) {
   const [file, setFile] = useState(null);
   const [read, setRead] = useState(null); // {items, dropped, added}
   const [error, setError] = useState(null);
+  const [signature, setSignature] = useState(null); // null: the node has not asked for one
   const [busy, setBusy] = useState(false);
   const send = async (dry) => {
     if (busy) return;
     setBusy(true);
     setError(null);
     try {
-      setRead({ ...await request("POST", "/v1/firmware" + encode({ dry_run: dry }), { body: file }), added: !dry });
+      setRead({ ...await request("POST", "/v1/firmware" + encode({ dry_run: dry, signature }), { body: file }), added: !dry });
       if (!dry) onAdded();
     } catch (problem) {
       setRead(null);
       setError(problem);
+      if (problem.problem?.findings?.some((x) => x.code === "signature_missing")) setSignature("");
     } finally {
       setBusy(false);
     }
   };
-  const choose = (event) => { setFile(event.target.files[0] || null); setRead(null); setError(null); };
+  const choose = (event) => { setFile(event.target.files[0] || null); setRead(null); setError(null); setSignature((now) => now && ""); };
   return html`<section class="panel" data-test="upload"><header><h2>${f.add}</h2></header><div class="told">
     <div class="field"><label for="firmware-file">${f.file}</label><input id="firmware-file" type="file" accept=".bin,.zip" onChange=${choose} /></div>
+    ${signature !== null && html`<div class="field"><label for="firmware-signature">${f.signature}</label><input id="firmware-signature" spellcheck=${false} autocomplete="off" value=${signature} onInput=${(event) => setSignature(event.target.value.trim())} /></div>`}
     <div class="actions"><button type="button" disabled=${!file || busy} onClick=${() => send(true)}>${f.inspect}</button>
       ${read && !read.added && html`<button type="button" class="primary" disabled=${busy} onClick=${() => send(false)}>${f.keep}</button>`}</div>
     <${Problem} error=${error}><${Findings} items=${error?.problem?.findings || []} /><//>
