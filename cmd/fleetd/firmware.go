@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/config"
 	"fleetd/internal/espimage"
 	"fleetd/internal/firmware"
 )
@@ -30,14 +31,19 @@ type firmwareCmd struct {
 
 type inspectCmd struct {
 	Files []string `arg:"" name:"file" help:"Application image, merged binary, or zip of a release."`
+	Limit string   `name:"firmware-limit" default:"32MiB" help:"Size of one file, unpacked: what your nodes take." placeholder:"SIZE"`
 	JSON  bool     `name:"json" help:"Print JSON, one file per line."`
 }
 
 // Run reads the files. It needs no node.
 func (cmd *inspectCmd) Run(_ context.Context, a *app) error {
+	most, err := config.ParseSize(cmd.Limit, 1<<20)
+	if err != nil {
+		return failed("--firmware-limit %w, not %q", err, cmd.Limit)
+	}
 	unfit := 0
 	for i, name := range cmd.Files {
-		found, err := inspectFile(name)
+		found, err := inspectFile(name, most)
 		if err != nil {
 			return failed("%w", err)
 		}
@@ -72,7 +78,7 @@ func refusedFiles(unfit int) error {
 	return exitError{errors.New(count(unfit, "file") + " must not be given to devices; the faults above say what to do"), exitRefused}
 }
 
-func inspectFile(name string) (*espimage.File, error) {
+func inspectFile(name string, most int64) (*espimage.File, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -85,7 +91,7 @@ func inspectFile(name string) (*espimage.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return espimage.Inspect(f, info.Size(), firmware.MaxFile, nil)
+	return espimage.Inspect(f, info.Size(), most, nil)
 }
 
 // printFirmware prints a file for people.

@@ -47,6 +47,12 @@ func TestFirmwareInspect(t *testing.T) {
 	if got := f.run("firmware", "inspect", broken); got.code != exitRefused || !strings.Contains(got.stdout, "Fault") || !strings.Contains(got.stderr, "1 file must not be given to devices") {
 		t.Errorf("%+v", got)
 	}
+	large := write("large.bin", imagetest.Build{Segments: [][]byte{make([]byte, 33<<20)}}.Image())
+	for limit, want := range map[string]int{"32MiB": exitRefused, "34MiB": exitOK, "34": exitFailed, "much": exitFailed} {
+		if got := f.run("firmware", "inspect", "--firmware-limit", limit, large); got.code != want {
+			t.Errorf("--firmware-limit %s: %+v", limit, got)
+		}
+	}
 	prerelease := write("rc.bin", imagetest.Build{Version: "2.5.0-rc1"}.Image())
 	if got := f.run("firmware", "inspect", prerelease); got.code != exitOK || strings.Count(got.stdout, "Warning") != 3 {
 		t.Errorf("%+v", got)

@@ -89,21 +89,26 @@ func duration(field func(*Config) *time.Duration, low, high time.Duration) func(
 	}
 }
 
-// size stores a number of bytes, with a binary unit or without.
-func size(field func(*Config) *int64, low int64) func(*Config, string) error {
-	reason := fmt.Errorf("must be a size such as 512MiB or 10GiB, at least %dKiB", low/kib)
-	return func(c *Config, value string) error {
-		parts := sizePattern.FindStringSubmatch(value)
-		if parts == nil {
-			return reason
-		}
+// ParseSize reads a number of bytes, at least low, with a binary unit or without.
+func ParseSize(value string, low int64) (int64, error) {
+	if parts := sizePattern.FindStringSubmatch(value); parts != nil {
 		n, err := strconv.ParseInt(parts[1], 10, 64)
 		shift := map[string]uint{"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[parts[2]]
-		if err != nil || n > (1<<62)>>shift || n<<shift < low {
-			return reason
+		if err == nil && n <= (1<<62)>>shift && n<<shift >= low {
+			return n << shift, nil
 		}
-		*field(c) = n << shift
-		return nil
+	}
+	return 0, fmt.Errorf("must be a size such as 512MiB or 10GiB, at least %dKiB", low/kib)
+}
+
+// size stores a number of bytes.
+func size(field func(*Config) *int64, low int64) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, err := ParseSize(value, low)
+		if err == nil {
+			*field(c) = n
+		}
+		return err
 	}
 }
 

@@ -34,10 +34,8 @@ const (
 	Digits = 12
 	// MaxImages is how many images a fleet keeps.
 	MaxImages = 2000
-	// MaxFile is the default of how many bytes a file may have, unpacked: the largest boards have a flash of 32 MiB.
-	MaxFile  = 32 << 20
-	maxNote  = 1000 // bytes
-	maxBoard = 64   // bytes of a board's name
+	maxNote   = 1000 // bytes
+	maxBoard  = 64   // bytes of a board's name
 )
 
 // Image is a stored image: what was read of it, and what people say about it.

@@ -122,7 +122,7 @@ func newFleet(t *testing.T, change func(*firmware.Options)) *fleet {
 	if err := f.store.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.opt = firmware.Options{Store: firmwarestore.New(f.store), Fleet: f.core, JetStream: f.js, Bucket: "TEST_FIRMWARE", MaxFile: firmware.MaxFile, Storage: 1 << 20,
+	f.opt = firmware.Options{Store: firmwarestore.New(f.store), Fleet: f.core, JetStream: f.js, Bucket: "TEST_FIRMWARE", MaxFile: 32 << 20, Storage: 1 << 20,
 		Server: "https://api.example.com", Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&f.opt)

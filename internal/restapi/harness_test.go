@@ -23,7 +23,6 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/firmware"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsontest"
 	"fleetd/internal/recorder"
@@ -109,7 +108,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 		t.Fatal(err)
 	}
 	f.token = mint.AdminToken()
-	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Archive: f.archive, Jobs: f.jobs, Webhooks: f.webhooks, Firmware: &fakeFirmware{dir: t.TempDir()}, MaxFirmware: firmware.MaxFile, Explainer: f.explainer(), Tracer: f.tracer(t), Attest: attest.New(f.ports, mint, slog.New(slog.DiscardHandler)), Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
+	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Archive: f.archive, Jobs: f.jobs, Webhooks: f.webhooks, Firmware: &fakeFirmware{dir: t.TempDir()}, MaxFirmware: 32 << 20, Explainer: f.explainer(), Tracer: f.tracer(t), Attest: attest.New(f.ports, mint, slog.New(slog.DiscardHandler)), Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
 		LogLevel: &f.level, Log: slog.New(slog.NewTextHandler(f.log, nil)), Version: "1.2.3",
 		Nodes: func() []devices.Node { return f.nodes },
 		Ready: func() map[string]error {
