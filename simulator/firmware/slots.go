@@ -146,7 +146,7 @@ func (d *Device) install(ctx context.Context, url string) error {
 		return err
 	case d.faults.has(faultRejectImage):
 		return errors.New("image refused: its eFuse block revision does not fit")
-	case d.faults.has(faultWrongBoard):
+	case d.faults.has(faultWrongBoard) && next.elf != d.profile.factory.elf:
 		next.board += "-other"
 	}
 	d.mu.Lock()

@@ -277,6 +277,23 @@ func TestWrongBoardAndForeignServer(t *testing.T) {
 	}
 }
 
+// A device that gets back the image that it had is the board again that it was.
+func TestWrongBoardAndBack(t *testing.T) {
+	p := named(t, "fw-2.4")
+	version := "2.5.0"
+	s := newRollout(t, version, func(n int, _ string) bool { return n != 2 && n < 4 }, nil) // the second check is the first one with the image
+	s.image = func(w http.ResponseWriter) { whole(p.Image(version, s.base+"/xiaozhi/ota/"))(w) }
+	f := startFleet(t, s.fakeServer, "--fault", "wrong-board")
+	for _, board := range []string{p.board + "-other", p.board} {
+		s.acceptHello("a")
+		if r := eventually(t, f, "connected", inState(StateConnected)); r.Board != board {
+			t.Errorf("the board is %s, want %s", r.Board, board)
+		}
+		version = p.Version()
+		f.devices[0].reboot()
+	}
+}
+
 // After a failed upgrade by tool, a wake word does nothing until a restart.
 func TestFailedToolUpgrade(t *testing.T) {
 	s := newRollout(t, "2.5.0", func(int, string) bool { return false }, func(w http.ResponseWriter) { w.WriteHeader(404) })
