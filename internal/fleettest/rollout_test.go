@@ -1,16 +1,22 @@
 package fleettest
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/espimage/imagetest"
 )
 
 // The hostile cases of firmware, and their tests. Those in quotation marks are sequences of jobs.TestRollout.
@@ -19,10 +25,10 @@ import (
 //	19 a crash after it                                TestRolloutFaults; "a third start while it stays"; jobs/manager: TestRollbackOnHalt
 //	20 bytes that are no image, or a broken one        espimage: TestFaults, TestFlippedBits, FuzzInspect; firmware: TestUploadsWithFaults
 //	21 the same version, or a lower one                preflight: TestJudge; simulator/firmware: TestUpgradesThatFail
-//	22 a version that the device cannot compare        preflight: TestJudge; simulator/firmware: FuzzOTAToFirmware
+//	22 a version that the device cannot compare        TestFindingsThatAreAllowed; preflight: TestJudge; simulator/firmware: FuzzOTAToFirmware
 //	23 no slots, a small one, an unreadable check      preflight: TestJudge
 //	24 another board with the image                    TestRolloutFaults; "another board", "another display"
-//	25 an image that names another server              preflight: TestJudge; jobs: TestTwoLostAstray; simulator/firmware: TestWrongBoardAndForeignServer
+//	25 an image that names another server              TestForeignServer; preflight: TestJudge; jobs: TestTwoLostAstray; simulator/firmware: TestWrongBoardAndForeignServer
 //	26 downloads: cut, slow, stalled, foreign tokens   TestRolloutFaults; "broken three times", "a stalled download"; rollout: TestTokens
 //	27 offer, download and check on three nodes        TestRolloutAndKills
 //	28 two jobs; an upgrade by hand; at once another   jobs/manager: TestFirmwareJob; "flashed by wire"; rollout: TestNoOffer
@@ -201,6 +207,11 @@ func TestRolloutFaults(t *testing.T) {
 		if f.code != "" {
 			node.must(t, ", "+f.code, "firmware", "explain", f.device)
 		}
+		if f.code == "rolled_back" {
+			if events := node.storedEvents(t, node.Token(t), f.device, "firmware"); !strings.Contains(events, `"cause":"rolled_back"`) {
+				t.Errorf("%s: events %s", f.name, events)
+			}
+		}
 		begun := 0
 		for task, err := range apiclient.List[api.Task](t.Context(), node.Client, nil, "jobs", f.job, "tasks") {
 			if err == nil && task.Firmware != nil {
@@ -211,6 +222,126 @@ func TestRolloutFaults(t *testing.T) {
 		if r := f.sim.Report(t); begun != 1 || r.Totals.Upgrades != f.upgrades || r.Totals.Rollbacks != f.rolls {
 			t.Errorf("%s: %d tasks began; %d upgrades, %d rolled back", f.name, begun, r.Totals.Upgrades, r.Totals.Rollbacks)
 		}
+	}
+}
+
+// A finding that can be allowed blocks a device whatever else is allowed; once it is allowed, the device gets the image. What cannot be allowed is
+// never offered, also to a device that has come to deserve it since the rollout began.
+func TestFindingsThatAreAllowed(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t)
+	former, next := strings.Repeat("0f", 32), strings.Repeat("0e", 32)
+	const assets = `,{"label":"assets","type":1,"subtype":130,"address":8388608,"size":8388608}`
+	codes := []string{"project", "layout", "version_too_old", "ota_url"}
+	for i, c := range []struct{ code, from, to string }{{"project", `"name":"xiaozhi"`, `"name":"mine"`}, {"layout", assets, ""}, {"version_too_old", `"version":"2.4.1"`, `"version":"1.7.7"`},
+		{"ota_url", "", ""}, {"version_aborts", `"version":"2.4.1"`, `"version":"v2.4.2-dirty"`}} {
+		device, literals := fmt.Sprintf("02:00:00:00:a1:%02x", i), imagetest.Literals(c.code)
+		if c.code != "ota_url" {
+			literals[1] = node.Info.OTA
+		}
+		raw := imagetest.Build{Chip: 9, ELF: byte(i + 1), Literals: literals}.Image()
+		file := filepath.Join(t.TempDir(), "image.bin")
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		node.add(t, file)
+		image := node.image(t, node.imageOf(t, c.code))
+		fit := checkBody(c.code, former, 1<<20)
+		body := strings.Replace(fit, c.from, c.to, 1)
+		before := body
+		if c.code == "version_aborts" {
+			before = fit
+		}
+		for range 2 {
+			node.CheckIn(t, device, before)
+			node.AwaitStored(t)
+		}
+		roll := []string{"firmware", "roll", image.ID, device, "--gates", "boot", "--stages", "100%", "--restart", "never", "--yes"}
+		for _, code := range codes {
+			if code != c.code {
+				roll = append(roll, "--allow", code)
+			}
+		}
+		if slices.Contains(codes, c.code) {
+			if _, errs, status := node.Command(t, roll...); status != 2 || !strings.Contains(errs, "allow "+c.code) {
+				t.Errorf("%s is not allowed: %d %s", c.code, status, errs)
+			}
+			roll = append(roll, "--allow", c.code)
+		}
+		var job api.Job
+		if err := json.Unmarshal([]byte(node.must(t, "", append(roll, "--json")...)), &job); err != nil {
+			t.Fatal(err)
+		}
+		ended := func() (task api.Task) {
+			for task = range apiclient.List[api.Task](t.Context(), node.Client, nil, "jobs", job.ID, "tasks") {
+				break
+			}
+			return task
+		}
+		var reply struct{ Firmware *struct{ URL string } }
+		node.Await(t, c.code+": an offer, or the end of the task", 30*time.Second, func() bool { // the node learns of the job meanwhile
+			if err := json.Unmarshal([]byte(node.CheckIn(t, device, body)), &reply); err != nil {
+				t.Fatal(err)
+			}
+			return reply.Firmware != nil || ended().Outcome != ""
+		})
+		if offered := reply.Firmware != nil; offered != slices.Contains(codes, c.code) {
+			t.Errorf("%s: offered %+v", c.code, reply.Firmware)
+		}
+		if reply.Firmware == nil {
+			if task := ended(); task.Outcome != "refused" || task.Code != c.code {
+				t.Errorf("%s: %+v", c.code, task)
+			}
+			continue
+		}
+		answer, err := http.Get(reply.Firmware.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || !bytes.Equal(got, raw) {
+			t.Errorf("%s: %d bytes, error %v", c.code, len(got), err)
+		}
+		for _, step := range []struct{ elf, cause string }{{image.ELF, "job"}, {next, "foreign"}} {
+			node.CheckIn(t, device, strings.Replace(body, former, step.elf, 1))
+			node.AwaitStored(t)
+			node.must(t, " "+step.cause, "firmware", "explain", device)
+		}
+		if task := ended(); task.Outcome != "ok" {
+			t.Errorf("%s: %+v", c.code, task)
+		}
+	}
+}
+
+// The first device that an image takes to another server is lost, and nobody else gets the image.
+func TestForeignServer(t *testing.T) {
+	t.Parallel()
+	node := &Node{Dir: t.TempDir(), programs: programs, args: []string{"--transport", "mqtt"}, env: []string{"FLEETD_TEST_TIME_SCALE=0.03"}}
+	node.launch(t)
+	t.Cleanup(func() { node.Stop(t) })
+	node.awaitStart(t)
+	elsewhere := programs.Start(t)
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", "3", "--fault", "foreign-server", "--time-scale", "0.1")
+	node.AwaitReady(t, 3)
+	node.AwaitStored(t)
+	node.add(t, programs.images(t, elsewhere.Info.OTA, "fw-2.4", "2.9.0")...)
+	if _, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--yes"); status != 2 || !strings.Contains(errs, "allow ota_url") {
+		t.Errorf("%d %s", status, errs)
+	}
+	out, errs, status := node.Command(t, "firmware", "roll", "2.9.0", "device=*", "--allow", "ota_url", "--yes", "--json")
+	if status != 0 {
+		t.Fatalf("%d %s", status, errs)
+	}
+	job := node.groupOf(t, out)[0].ID
+	node.Await(t, "the job halts with the first device", time.Minute, func() bool {
+		j, err := node.Job(t.Context(), job)
+		return err == nil && j.State == "halted" && j.Reason == "stop" && j.Counts.Failed == 1 && j.Counts.Waiting == 2
+	})
+	node.must(t, ", lost, ", "firmware", "explain", elsewhere.List(t)[0].ID)
+	// security: D28
+	if r := sim.Report(t); r.Totals.Upgrades != 1 {
+		t.Errorf("%d upgrades", r.Totals.Upgrades)
 	}
 }
 
