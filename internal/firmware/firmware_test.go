@@ -29,6 +29,7 @@ import (
 	"fleetd/internal/espimage/imagetest"
 	"fleetd/internal/firmware"
 	"fleetd/internal/natstest"
+	"fleetd/internal/preflight"
 	"fleetd/internal/selector"
 	"fleetd/internal/store"
 	"fleetd/internal/store/firmwarestore"
@@ -690,6 +691,121 @@ func TestBoardTwice(t *testing.T) {
 	}
 	if list, err := f.Release(t.Context(), "2.5.0"); err != nil || len(list) != 1 {
 		t.Errorf("%+v, error %v", list, err)
+	}
+}
+
+// TestReferences: an image is found by its id, by its build, and as one of a release, of which no two may be for one board.
+func TestReferences(t *testing.T) {
+	f := newFleet(t, nil)
+	one := f.mustAdd(t, image("one"), true).Items[0]
+	two := f.mustAdd(t, imagetest.Build{Version: "2.4.2", Literals: imagetest.Literals("two"), ELF: 2}.Image(), true).Items[0]
+	same := f.mustAdd(t, imagetest.Build{Version: "2.6.0", Literals: imagetest.Literals("two"), ELF: 2}.Image(), true).Items[0]
+	if x, err := f.Resolve(t.Context(), one.ID[:firmware.Digits]); err != nil || x.ID != one.ID || x.ELF != one.ELF {
+		t.Errorf("%+v, error %v", x, err)
+	}
+	for elf, want := range map[string]string{one.ELF: one.ID, two.ELF: same.ID} { // of two images of one build, that which was added last
+		if x, err := f.ByELF(t.Context(), elf); err != nil || x.ID != want {
+			t.Errorf("%s: %+v, error %v", elf, x, err)
+		}
+	}
+	if _, err := f.ByELF(t.Context(), "none"); !errors.Is(err, devices.ErrNotFound) {
+		t.Errorf("error %v", err)
+	}
+	list, err := f.Release(t.Context(), "xiaozhi@2.4.2")
+	if err != nil || len(list) != 2 || list[0].ID != two.ID || list[1].ID != one.ID {
+		t.Errorf("%+v, error %v", list, err)
+	}
+	if _, err := f.Release(t.Context(), "2.4.3"); codeOf(err) != "not_found" {
+		t.Errorf("error %v", err)
+	}
+	if _, err := f.Edit(t.Context(), admin, two.ID, api.FirmwareEdit{Boards: &[]string{"three", "one"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Release(t.Context(), "2.4.2"); codeOf(err) != "conflict" || !strings.Contains(err.Error(), "the board one") || !strings.Contains(err.Error(), one.ID[:firmware.Digits]) || !strings.Contains(err.Error(), two.ID[:firmware.Digits]) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestJudge: what jobs learn of devices, and an OTA check of its device, from what is stored.
+func TestJudge(t *testing.T) {
+	barred := map[devices.ID]string{}
+	f := newFleet(t, func(o *firmware.Options) {
+		o.Bars = func(context.Context, []devices.ID) (map[devices.ID]string, error) { return barred, nil }
+	})
+	former := f.mustAdd(t, imagetest.Build{Chip: 9, Version: "2.4.1", Literals: imagetest.Literals("one"), ELF: 1}.Image(), true).Items[0]
+	elsewhere := imagetest.Literals("one")
+	elsewhere[1] = "https://other.example.com/xiaozhi/ota/"
+	x := f.mustAdd(t, imagetest.Build{Chip: 9, Version: "2.5.0-rc1", Project: "other", Literals: elsewhere, ELF: 2}.Image(), true).Items[0]
+	older := f.mustAdd(t, imagetest.Build{Chip: 9, Version: "2.2.0", Literals: imagetest.Literals("one"), ELF: 3}.Image(), true).Items[0]
+	f.device(t, "a", "one", former.ELF, details)
+	f.device(t, "b", "one", x.ELF, details)
+	f.device(t, "c", "two", "unknown", details)
+	for _, c := range []struct {
+		allow []string
+		want  string
+	}{
+		{nil, "blocked project no way back, already , blocked project other board no way back"},
+		{[]string{"project"}, "blocked ota_url, already , blocked board other board no way back"},
+		{[]string{"project", "ota_url"}, "fit , already , blocked board other board no way back"},
+	} {
+		list, err := f.Judge(t.Context(), x.ID, c.allow, f.core.views)
+		var got []string
+		for _, j := range list {
+			text := string(j.Verdict) + " " + j.Code
+			if j.OtherBoard {
+				text += " other board"
+			}
+			if j.NoWayBack {
+				text += " no way back"
+			}
+			if got = append(got, text); (j.Code == "") != (j.Text == "") {
+				t.Errorf("%+v", j)
+			}
+		}
+		if text := strings.Join(got, ", "); err != nil || text != c.want {
+			t.Errorf("allow %q: %s, error %v; want %s", c.allow, text, err, c.want)
+		}
+	}
+	all, v := []string{"project", "ota_url"}, &f.core.views[0]
+	check := func(image string, allow []string, v *devices.View, body string, twice bool) preflight.Offer {
+		t.Helper()
+		o, err := f.JudgeCheck(t.Context(), image, allow, v, body, func(newest devices.DeviceImage) bool {
+			if newest.ELF != former.ELF || newest.Details != details {
+				t.Errorf("newest %+v", newest)
+			}
+			return twice
+		})
+		if err != nil || o.Details != details {
+			t.Errorf("%+v, error %v", o, err)
+		}
+		return o
+	}
+	if o := check(x.ID, all, v, "", true); o.Verdict != preflight.Fit || o.ID != x.ID || o.ELF != x.ELF || o.Version != "2.5.0" || o.Force || !o.Foreign || o.Single || o.Size != x.Size {
+		t.Errorf("%+v", o)
+	}
+	if o := check(older.ID, nil, v, "", true); o.Verdict != preflight.Fit || !o.Force || o.Foreign {
+		t.Errorf("an older version: %+v", o)
+	}
+	if o := check(x.ID, all, v, "", false); o.Verdict != preflight.Waiting {
+		t.Errorf("the first check of an image: %+v", o)
+	}
+	if o := check(x.ID, all, v, strings.Replace(details, `"revision":102`, `"revision":300`, 1), true); o.Code != "chip_revision" { // of another chip than at the last check
+		t.Errorf("what the check says: %+v", o)
+	}
+	if o := check(x.ID, all, v, devices.UnreadableDetails, true); o.Code != "check_unreadable" {
+		t.Errorf("a check that cannot be read: %+v", o)
+	}
+	old := *v
+	old.Device.Firmware = "1.7.7"
+	if o := check(x.ID, append(all, "version_too_old"), &old, "", true); o.Verdict != preflight.Fit || !o.Single {
+		t.Errorf("before v1.8.0: %+v", o)
+	}
+	barred["a"] = "it fell back twice"
+	if o := check(x.ID, all, v, "", true); o.Code != "barred" || !strings.Contains(o.Text, barred["a"]) {
+		t.Errorf("barred: %+v", o)
+	}
+	if _, err := f.JudgeCheck(t.Context(), strings.Repeat("0", 64), nil, v, "", nil); codeOf(err) != "not_found" {
+		t.Errorf("error %v", err)
 	}
 }
 
