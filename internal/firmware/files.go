@@ -20,8 +20,9 @@ import (
 
 const (
 	chunkSize = 128 << 10 // of the object store, and memory per transfer
-	// transferTime is the time limit of writing an image to the object store, and of reading one of MaxFile bytes.
+	// transferTime is the time limit of writing an image to the object store, and of reading one of transferSize bytes.
 	transferTime = 2 * time.Minute
+	transferSize = 32 << 20
 	maxPuts      = 3      // of an image that cannot be read back
 	newPrefix    = "new-" // of files that are not complete
 )
@@ -267,7 +268,7 @@ func (f *files) read(ctx context.Context, id string, to io.Writer) error {
 		return f.wrap(err)
 	}
 	// The library reads until the deadline if the chunks are deleted meanwhile.
-	limited, end := context.WithTimeout(ctx, stepTime+time.Duration(info.Size>>10)*(transferTime/(MaxFile>>10)))
+	limited, end := context.WithTimeout(ctx, stepTime+time.Duration(info.Size>>10)*(transferTime/(transferSize>>10)))
 	defer end()
 	object, err := objects.Get(limited, id)
 	if err != nil {
