@@ -364,7 +364,7 @@ func testImageCauses(t *testing.T, f *jobFleet) {
 		"pause-ends": func(s *jobs.Step) { s.Task.LimitAt = time.Time{} },
 		"a-minute":   func(s *jobs.Step) { s.Task.EndedAt = s.Task.EndedAt.Add(-time.Minute) },
 		"correct": func(s *jobs.Step) {
-			if s.Correct(formerCheck); s.Task.Outcome != jobs.OK {
+			if s.Correct(&jobs.DeviceCheck{ELF: "new", Board: "b"}); s.Task.Outcome != jobs.OK {
 				t.Errorf("%+v is not corrected", s.Task)
 			}
 		},
