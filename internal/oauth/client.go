@@ -186,8 +186,7 @@ func (s *Server) redirectOf(c *client, text string) (*url.URL, error) {
 	}) {
 		return nil, errors.New("the redirect URI " + strconv.Quote(text) + " is not one that the application has named")
 	}
-	// A scheme that is no domain may be that of a program of the system (RFC 8252, 8.4): an operator names it.
-	if host := hostOf(u); !s.isAllowedHost(host) || !strings.Contains(u.Scheme, ".") && host == u.Scheme+":" && !slices.Contains(s.opt.Hosts, host) {
+	if host := hostOf(u); !s.isAllowedHost(host) {
 		return nil, errors.New("redirects to " + host + " are not allowed here; an operator can allow them with --oauth-hosts")
 	}
 	return u, nil
