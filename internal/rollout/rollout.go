@@ -218,11 +218,12 @@ func (s *Service) confirm(id devices.ID) {
 // see applies a check to a running task. A device that has booted the image and fallen back shows what its last check showed, so that the event is
 // published here.
 func (s *Service) see(ctx context.Context, t *jobs.Task, seen *jobs.DeviceCheck, c *Check) (task jobs.Task, err error) {
-	first := slices.MinFunc(s.Nodes(), func(a, b devices.Node) int { return a.Started.Compare(b.Started) })
 	fell := false
 	task, err = s.Store.Step(ctx, t.Job, t.Device, func(step *jobs.Step, _ bool) error {
-		step.Answering = s.asStored(first.Started)
-		fell = step.Task.Phase == jobs.PhaseBooting && seen.ELF == step.Task.Before
+		if fell = step.Task.Phase == jobs.PhaseBooting && seen.ELF == step.Task.Before; fell {
+			first := slices.MinFunc(s.Nodes(), func(a, b devices.Node) int { return a.Started.Compare(b.Started) })
+			step.Answering = s.asStored(first.Started)
+		}
 		step.See(seen)
 		return nil
 	})
