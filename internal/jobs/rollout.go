@@ -588,19 +588,17 @@ func (s *Step) Expire() {
 // board with the image.
 func (s *Step) Correct(c *DeviceCheck) {
 	t, r := s.Task, s.Task.Rollout
-	if c.ELF != t.Target {
-		if t.State == TaskEnded && t.Outcome == OK && c.ELF == t.Before {
+	switch {
+	case t.State != TaskEnded:
+	case c.ELF != t.Target:
+		if t.Outcome == OK && c.ELF == t.Before {
 			s.Job.Correct(t, Failed)
 			t.Outcome, t.Code, t.Detail, t.Late = Failed, CodeRolledBack, detailRolledBack, true
 		}
-		return
-	}
-	if t.State == TaskEnded && t.Outcome == Failed && r != nil && (differ(c.Board, r.Board) || differ(c.Display, r.Display)) {
+	case t.Outcome == Failed && r != nil && (differ(c.Board, r.Board) || differ(c.Display, r.Display)):
 		s.Job.Halt(ReasonBoard)
 		t.Code, t.Detail, t.Late = CodeBoardChanged, otherBoard(c, r), true
-		return
-	}
-	if t.State == TaskEnded && (t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code) || t.Outcome == Unknown) {
+	case t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code), t.Outcome == Unknown:
 		s.Job.Correct(t, OK)
 		if t.Code == CodeLost && r != nil && r.Foreign {
 			s.Job.Astray = max(0, s.Job.Astray-1)

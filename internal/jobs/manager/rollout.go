@@ -297,12 +297,18 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	}
 	halted := j.State == jobs.Halted // nothing begins, so that it is cancelled only when the jobs exist that follow it
 	hash := jobs.HashOf([]string{"rollback", j.ID})
-	if out, again, err := m.repeatedGroup(ctx, p, o.Key, hash); again || err != nil {
-		if again && halted {
-			_, err = m.cancel(ctx, j.ID, m.Store.Now())
-		}
-		return out, err
+	out, again, err := m.repeatedGroup(ctx, p, o.Key, hash)
+	if err == nil && !again {
+		out, err = m.createBack(ctx, p, j, hash, o)
 	}
+	if err == nil && halted {
+		_, err = m.cancel(ctx, j.ID, m.Store.Now())
+	}
+	return out, err
+}
+
+// createBack creates a job for each image that the devices of a job had before it, and cancels the job first unless it is halted.
+func (m *Manager) createBack(ctx context.Context, p access.Principal, j *jobs.Job, hash string, o CreateOptions) (out api.JobGroup, err error) {
 	changed, err := m.Store.Changed(ctx, j.ID)
 	if err != nil {
 		return out, err
@@ -318,7 +324,7 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 		if err != nil {
 			return out, err
 		}
-		options := f.FirmwareOptions
+		options := j.Spec.Action.Firmware.FirmwareOptions
 		options.OnHalt = "stop"
 		specs = append(specs, api.JobSpec{Action: api.JobAction{Firmware: &api.JobFirmware{Image: image.ID, FirmwareOptions: options, RollbackOf: j.ID}},
 			Select: "device=*", Note: fmt.Sprintf("takes back job %s", j.ID)})
@@ -326,7 +332,7 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	if len(specs) == 0 {
 		return out, devices.Errorf(devices.CodeNotEligible, "no device of job %s can be brought back: it has changed none, or the images that the devices had are not stored (%d devices)", j.ID, unstored)
 	}
-	if j.State.Open() && !halted {
+	if j.State.Open() && j.State != jobs.Halted {
 		if _, err := m.cancel(ctx, j.ID, m.Store.Now()); err != nil {
 			return out, err
 		}
@@ -334,9 +340,6 @@ func (m *Manager) takeBack(ctx context.Context, p access.Principal, j *jobs.Job,
 	o.rollback = true
 	out, _, err = m.createGroup(ctx, p, specs, hash, o)
 	out.Unreachable = unstored
-	if err == nil && halted {
-		_, err = m.cancel(ctx, j.ID, m.Store.Now())
-	}
 	return out, err
 }
 
