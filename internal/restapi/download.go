@@ -13,14 +13,7 @@ const downloadPatience = time.Minute
 // first byte is the answer; a later one breaks the connection, so that the client does not take it for the whole.
 func (s *Server) download(w http.ResponseWriter, r *http.Request, mediaType, name string, write func(io.Writer) error) {
 	out := &slowWriter{ResponseWriter: w, control: http.NewResponseController(w)}
-	out.begin = func() {
-		h := w.Header()
-		h.Set("Content-Type", mediaType)
-		if name != "" {
-			h.Set("Content-Disposition", `attachment; filename="`+name+`"`)
-		}
-		h.Set("Cache-Control", "no-store")
-	}
+	out.begin = func() { setFile(w.Header(), mediaType, name, "no-store") }
 	switch err := write(out); {
 	case err == nil:
 		out.start() // it may be empty
@@ -30,6 +23,15 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request, mediaType, nam
 	default:
 		s.fail(w, r, err)
 	}
+}
+
+// setFile sets the header of a file; name, if there is one, is what a browser saves it as.
+func setFile(h http.Header, mediaType, name, cache string) {
+	h.Set("Content-Type", mediaType)
+	if name != "" {
+		h.Set("Content-Disposition", `attachment; filename="`+name+`"`)
+	}
+	h.Set("Cache-Control", cache)
 }
 
 // slowWriter is an answer whose reader may pause for a while.

@@ -190,11 +190,8 @@ func (s *Server) firmwareFile(w http.ResponseWriter, r *http.Request, in *ImageP
 		return
 	}
 	defer file.Close()
-	h := w.Header()
-	h.Set("Content-Type", mediaBinary)
-	h.Set("Content-Disposition", `attachment; filename="`+image.ID[:firmware.Digits]+`.bin"`)
-	h.Set("Cache-Control", "private, no-cache")
-	h.Set("ETag", `"`+image.ID+`"`)
+	setFile(w.Header(), mediaBinary, image.ID[:firmware.Digits]+".bin", "private, no-cache")
+	w.Header().Set("ETag", `"`+image.ID+`"`)
 	out := &slowWriter{ResponseWriter: w, control: http.NewResponseController(w), begin: func() {}}
 	http.ServeContent(out, r, "", time.Time{}, file)
 	out.end()
