@@ -90,7 +90,13 @@ type Node struct {
 // panicked or raced.
 func (p Programs) Start(t testing.TB, args ...string) *Node {
 	t.Helper()
-	n := &Node{Dir: t.TempDir(), programs: p, args: args}
+	return p.startWith(t, nil, args...)
+}
+
+// startWith is Start with variables of the environment.
+func (p Programs) startWith(t testing.TB, env []string, args ...string) *Node {
+	t.Helper()
+	n := &Node{Dir: t.TempDir(), programs: p, args: args, env: env}
 	n.launch(t)
 	t.Cleanup(func() { n.Stop(t) })
 	n.awaitStart(t)

@@ -142,10 +142,7 @@ func TestRollout(t *testing.T) {
 // What goes wrong on the first device reaches no other: the job halts, and the devices are flashed as often as the rows say.
 func TestRolloutFaults(t *testing.T) {
 	t.Parallel()
-	node := &Node{Dir: t.TempDir(), programs: programs, args: []string{"--transport", "mqtt"}, env: []string{"FLEETD_TEST_TIME_SCALE=0.1"}}
-	node.launch(t)
-	t.Cleanup(func() { node.Stop(t) })
-	node.awaitStart(t)
+	node := programs.startWith(t, []string{"FLEETD_TEST_TIME_SCALE=0.1"}, "--transport", "mqtt")
 	const each = 3
 	faults := []struct {
 		name            string
@@ -317,10 +314,7 @@ func TestFindingsThatAreAllowed(t *testing.T) {
 // The first device that an image takes to another server is lost, and nobody else gets the image.
 func TestForeignServer(t *testing.T) {
 	t.Parallel()
-	node := &Node{Dir: t.TempDir(), programs: programs, args: []string{"--transport", "mqtt"}, env: []string{"FLEETD_TEST_TIME_SCALE=0.03"}}
-	node.launch(t)
-	t.Cleanup(func() { node.Stop(t) })
-	node.awaitStart(t)
+	node := programs.startWith(t, []string{"FLEETD_TEST_TIME_SCALE=0.03"}, "--transport", "mqtt")
 	elsewhere := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", "3", "--fault", "foreign-server", "--time-scale", "0.1")
 	node.AwaitReady(t, 3)
