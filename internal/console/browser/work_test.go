@@ -81,7 +81,7 @@ func TestCopyIsRefused(t *testing.T) {
 	p.shows("Looks like a copy")
 	p.await(fmt.Sprintf("[...document.querySelectorAll('[data-test=clones] tbody tr')].map((r) => [...r.cells].slice(0, 3).map((c) => c.innerText).join()).join(' ') === 'admitted,%s,127.0.0.1 waits,%s,127.0.0.1'", d.Client, d.Pending[0].Client))
 	p.eval("[...document.querySelectorAll('table.rows button')].find((e) => e.innerText === 'Refuse').click()")
-	p.shows("No device waits.")
+	p.await("!document.querySelector('[data-test=clones]')")
 	d, err = n.Device(t.Context(), first)
 	// security: D22
 	if err != nil || d.State != "online" || d.Admission != "member" || len(d.Pending) > 0 {
