@@ -95,12 +95,19 @@ func outcomeOf(ctx context.Context, err error) string {
 		return outcomeExplained
 	case errors.Is(err, errNoExplainer):
 		return outcomeNone
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return outcomeLate
-	case ctx.Err() != nil:
+	case errors.Is(ctx.Err(), context.Canceled):
 		return outcomeGone
+	case isOver(ctx):
+		return outcomeLate
 	}
 	return outcomeFailed
+}
+
+// isOver reports whether the deadline of a context has passed. Connections have the same deadline, and on a busy machine their
+// error comes before that of the context.
+func isOver(ctx context.Context) bool {
+	deadline, limited := ctx.Deadline()
+	return limited && !time.Now().Before(deadline)
 }
 
 // explainPhoto requests the explanation of a stored photo and returns it, or a message for the

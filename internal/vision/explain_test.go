@@ -1,12 +1,14 @@
 package vision
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -180,6 +182,18 @@ func TestLateExplanation(t *testing.T) {
 	}
 	if c.vision.Explanations.Get(outcomeLate) != 1 {
 		t.Error("not counted as late")
+	}
+}
+
+// unfired is a context whose deadline has passed, and whose timer has not run yet.
+type unfired struct{ context.Context }
+
+func (unfired) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
+// A connection that ends at the deadline may say so before the context does.
+func TestOutcomeAtTheDeadline(t *testing.T) {
+	if outcome := outcomeOf(unfired{t.Context()}, os.ErrDeadlineExceeded); outcome != outcomeLate {
+		t.Errorf("the outcome is %s", outcome)
 	}
 }
 
