@@ -30,7 +30,7 @@ func TestRotateSecret(t *testing.T) {
 	const stay, boot = 100, 100
 	programs.Simulate(t, c.OTA, "--devices", "100", "--transport", "mqtt", "--profile", "fw-2.4", "--reconnect", "200ms", "--time-scale", "0.2")
 	booting := func() *Simulation {
-		return programs.Simulate(t, c.OTA, "--devices", "100", "--mac-base", "02:f1:ee:01:00:00", "--transport", "websocket", "--profile", "fw-2.4", "--time-scale", "0.2")
+		return programs.Simulate(t, c.OTA, "--devices", "100", "--mac-base", "02:f1:ee:01:00:00", "--transport", "websocket", "--profile", "fw-2.4", "--time-scale", "0.2", "--wake", "5s")
 	}
 	second := booting()
 	c.AwaitReady(t, stay+boot, time.Minute)
