@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"fleetd/bench/load"
 )
 
 // Bounds of a run. None of them is tight: a slow machine must not fail, a caller that gets nothing and what is never given back must.
@@ -47,6 +45,7 @@ type attack struct {
 type result struct {
 	name, limited  string
 	before, during time.Duration // median p99 of other calls
+	burned         time.Duration // p99 of other calls beside processes that only compute as much
 	nodeCPU        float64       // share of its processor
 	memory         int64         // most that was resident, bytes
 	heap           int64         // in use after a collection when the attack is over, bytes above idle
@@ -104,7 +103,9 @@ func TestAttacks(t *testing.T) {
 func (s *stage) measure(kind attack, duration time.Duration) result {
 	s.Helper()
 	r := result{name: kind.name, limited: kind.limited}
+	quiet := s.usage()
 	r.before = s.calls(window).P99
+	quietNode, _ := s.usage().shares(quiet)
 	ctx, stop := context.WithTimeout(s.Context(), duration+settleLimit)
 	defer stop()
 	a := &attacker{stage: s, ctx: ctx, outcomes: map[string]int{}}
@@ -113,11 +114,7 @@ func (s *stage) measure(kind attack, duration time.Duration) result {
 	begun := time.Now()
 	time.Sleep(warmUp)
 	saved := s.profile(kind.name)
-	used, err := load.ProcessCPU(fmt.Sprint(s.node.Info.PID), false)
-	if err != nil {
-		s.Fatal(err)
-	}
-	measured := time.Now()
+	measured := s.usage()
 	var p99s []time.Duration
 	for len(p99s) == 0 || time.Since(begun) < duration-window/2 {
 		c := s.calls(window)
@@ -127,11 +124,8 @@ func (s *stage) measure(kind attack, duration time.Duration) result {
 		}
 		r.memory = max(r.memory, s.resident())
 	}
-	now, err := load.ProcessCPU(fmt.Sprint(s.node.Info.PID), false)
-	if err != nil {
-		s.Fatal(err)
-	}
-	r.nodeCPU = (now - used).Seconds() / time.Since(measured).Seconds()
+	var attackers float64
+	r.nodeCPU, attackers = s.usage().shares(measured)
 	saved()
 	stop()
 	running.Wait()
@@ -146,7 +140,9 @@ func (s *stage) measure(kind attack, duration time.Duration) result {
 	r.heap = s.settle(kind.name)
 	// Memory and caches of the node are as the attack left them; what is compared is before and during it.
 	r.before = median([]time.Duration{r.before, s.calls(window).P99})
-	s.Logf("%-16s p99 %7.2f -> %7.2f ms (x%.1f), node %3.0f %%, %d MiB resident, %+d MiB of heap left; %s", r.name, ms(r.before), ms(r.during), float64(r.during)/float64(r.before), 100*r.nodeCPU, r.memory>>20, r.heap>>20, r.outcomes)
+	r.burned = s.besideBurning(r.nodeCPU-quietNode, attackers)
+	s.Logf("%-16s p99 %7.2f -> %7.2f ms (x%.1f; x%.1f of %.2f ms beside as much computing), node %3.0f %%, %d MiB resident, %+d MiB of heap left; %s", r.name, ms(r.before), ms(r.during), ratio(r.during, r.before),
+		ratio(r.during, r.burned), ms(r.burned), 100*r.nodeCPU, r.memory>>20, r.heap>>20, r.outcomes)
 	return r
 }
 
@@ -177,14 +173,16 @@ func median(list []time.Duration) time.Duration {
 	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2
 }
 
+func ratio(a, b time.Duration) float64 { return float64(a) / float64(max(b, 1)) }
+
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // markdown is the table of docs/benchmarks.md.
 func markdown(table []result) string {
 	var b strings.Builder
-	b.WriteString("| attack | p99 before, ms | during | ratio | CPU of the node | most resident, MiB | heap afterwards, MiB above idle | limited by |\n|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| attack | p99 before, ms | during | ratio | beside as much computing | ratio | CPU of the node | most resident, MiB | heap afterwards, MiB above idle | limited by |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range table {
-		fmt.Fprintf(&b, "| %s | %.2f | %.2f | %.1f | %.0f %% | %d | %d | %s |\n", r.name, ms(r.before), ms(r.during), float64(r.during)/float64(max(r.before, 1)), 100*r.nodeCPU, r.memory>>20, r.heap>>20, r.limited)
+		fmt.Fprintf(&b, "| %s | %.2f | %.2f | %.1f | %.2f | %.1f | %.0f %% | %d | %d | %s |\n", r.name, ms(r.before), ms(r.during), ratio(r.during, r.before), ms(r.burned), ratio(r.during, r.burned), 100*r.nodeCPU, r.memory>>20, r.heap>>20, r.limited)
 	}
 	return b.String()
 }

@@ -47,6 +47,7 @@ const (
 	envPriorities = "ATTACK_PRIORITIES" // the parts have priorities
 	envPrograms   = "ATTACK_PROGRAMS"   // the directory in which they were built
 	envCaller     = "ATTACK_CALLER"     // it makes the other calls
+	envBurn       = "ATTACK_BURN"       // it computes for this share of the processors
 )
 
 // Priorities of the parts (chrt(1)). Attackers, devices and callers stand for other machines: those that attack,
@@ -73,6 +74,8 @@ func run(m *testing.M) (code int, err error) {
 	switch {
 	case os.Getenv(envCaller) != "":
 		return 0, load.Answer("-", answerCalls)
+	case os.Getenv(envBurn) != "":
+		return 0, burn(os.Getenv(envBurn))
 	case os.Getenv(envPrograms) != "" || testing.Short():
 		return m.Run(), nil
 	}
