@@ -36,7 +36,7 @@ var coreMutants = []mutant{
 		in: "Selector.MatchIdentity", old: "t.Field != FieldDevice && t.Field != FieldLabel ||", new: ""},
 	{pkg: "internal/devices/session", testPkg: "internal/fleet", test: "TestCallsTakeTurns", breaks: "a turn that is handed on is not free",
 		in: "Session.Release", old: "if x.use != nil && x.use.queue.Next() { return }", new: "if x.use != nil { x.use.queue.Next() }"},
-	{pkg: "internal/devices", testPkg: "internal/devices/registry", test: "TestFold", breaks: "a device that was forgotten keeps its generation",
+	{pkg: "internal/devices", test: "TestForgottenMember", breaks: "a device that was forgotten keeps its generation",
 		in: "Member.fold", old: ", Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason", new: ""},
 	{pkg: "internal/devices/registry", test: "TestFold", breaks: "changes come into force in order",
 		in: "Registry.advanceLocked", old: "c, ok := r.ahead[r.at.Revision+1]", new: "var c devices.Change; ok := false; for _, c = range r.ahead { ok = true; break }"},
