@@ -45,7 +45,7 @@ type attack struct {
 type result struct {
 	name, limited  string
 	before, during time.Duration // median p99 of other calls
-	burned         time.Duration // p99 of other calls beside processes that only compute as much
+	burned         time.Duration // the same beside processes that only compute as much
 	nodeCPU        float64       // share of its processor
 	memory         int64         // most that was resident, bytes
 	heap           int64         // in use after a collection when the attack is over, bytes above idle
@@ -140,7 +140,7 @@ func (s *stage) measure(kind attack, duration time.Duration) result {
 	r.heap = s.settle(kind.name)
 	// Memory and caches of the node are as the attack left them; what is compared is before and during it.
 	r.before = median([]time.Duration{r.before, s.calls(window).P99})
-	r.burned = s.besideBurning(r.nodeCPU-quietNode, attackers)
+	r.burned = s.besideBurning(r.nodeCPU-quietNode, attackers, len(p99s))
 	s.Logf("%-16s p99 %7.2f -> %7.2f ms (x%.1f; x%.1f of %.2f ms beside as much computing), node %3.0f %%, %d MiB resident, %+d MiB of heap left; %s", r.name, ms(r.before), ms(r.during), ratio(r.during, r.before),
 		ratio(r.during, r.burned), ms(r.burned), 100*r.nodeCPU, r.memory>>20, r.heap>>20, r.outcomes)
 	return r

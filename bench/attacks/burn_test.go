@@ -39,9 +39,9 @@ func burn(text string) error {
 	return nil
 }
 
-// besideBurning returns the p99 of calls beside processes that merely compute: as much as an attack cost the node, at the
+// besideBurning returns the median p99 of calls, measured so many times, beside processes that merely compute: as much as an attack cost the node, at the
 // priority of the node, and as much as it cost the attackers, at theirs.
-func (s *stage) besideBurning(node, attackers float64) time.Duration {
+func (s *stage) besideBurning(node, attackers float64, times int) time.Duration {
 	s.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -65,10 +65,13 @@ func (s *stage) besideBurning(node, attackers float64) time.Duration {
 		all.Go(func() { _ = process.Wait() }) // it is killed
 	}
 	time.Sleep(warmUp)
-	p99 := s.calls(window).P99
+	var p99s []time.Duration
+	for range times {
+		p99s = append(p99s, s.calls(window).P99)
+	}
 	stop()
 	all.Wait()
-	return p99
+	return median(p99s)
 }
 
 // usage is the time of processors that the node and this process, which is the attackers, have used.
