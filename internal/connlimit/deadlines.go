@@ -16,8 +16,9 @@ const (
 	WriteTime = 15 * time.Second
 	// UnreadTime is how long written bytes may wait for a client that acknowledges none of them.
 	UnreadTime = 30 * time.Second
-	writePiece = 64 << 10 // bytes; a slow reader of a large response is given WriteTime for each piece
-	lateBytes  = 64 << 20 // of a body that are read after the response
+	writePiece = 64 << 10             // bytes; a slow reader of a large response is given WriteTime for each piece
+	lateBytes  = 64 << 20             // of a body that are read after the response
+	latePause  = 4 * time.Millisecond // after each writePiece of them
 	// rateStep is how often the deadline of a body is moved.
 	rateStep = 250 * time.Millisecond
 )
@@ -109,14 +110,20 @@ func (a *earlyResponse) begin() {
 	}
 }
 
-// finish reads the rest of the body after the response, at latePace. A client that was never asked for its body sends none.
+// finish reads the rest of the body after the response, at latePace, and not as fast as it can arrive, which would keep
+// processors busy. A client that was never asked for its body sends none.
 func (a *earlyResponse) finish() {
 	if a.begin(); a.body.ended || a.expectsContinue && !a.body.readCalled {
 		return
 	}
 	_ = a.body.control.Flush()
 	a.body.begin(latePace)
-	_, _ = io.CopyN(io.Discard, a.body, lateBytes) // the connection is closed in any case
+	for read := 0; read < lateBytes; read += writePiece {
+		if _, err := io.CopyN(io.Discard, a.body, writePiece); err != nil {
+			return // the connection is closed in any case
+		}
+		time.Sleep(latePause)
+	}
 }
 
 // PaceBody sets the pace of one request's body. It replaces the pace of RespondEarly:

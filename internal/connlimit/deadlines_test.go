@@ -231,6 +231,27 @@ func TestRefusalOfALargeBody(t *testing.T) {
 	}
 }
 
+// The rest of a refused body is read with pauses: a client that sends as fast as it can would keep a processor busy.
+func TestRestOfARefusedBody(t *testing.T) {
+	const size = 8 << 20
+	took := make(chan time.Duration, 1)
+	refuse := RespondEarly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no", http.StatusForbidden)
+	}), DefaultPace)
+	address, _ := serveTimed(t, WriteTime, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun := time.Now()
+		refuse.ServeHTTP(w, r)
+		took <- time.Since(begun)
+	}))
+	c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size))
+	if _, err := c.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if d := <-took; d < size/writePiece*latePause {
+		t.Errorf("%d bytes were read in %v", size, d)
+	}
+}
+
 // The pace of a route replaces that of the listener; with both, the shorter deadline
 // would end a body that keeps the longer one.
 func TestOnePace(t *testing.T) {
