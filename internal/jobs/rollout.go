@@ -476,7 +476,7 @@ func (s *Step) seeTarget(c *DeviceCheck) {
 	case t.Phase == PhaseProving && r.Checks >= maxChecks:
 		s.fail(CodeBootLoop, "the device restarted again and again with the image")
 	case t.Phase == PhaseProving:
-	case c.Board != r.Board || differ(c.Display, r.Display):
+	case isOtherBoard(c, r):
 		s.Job.Halt(ReasonBoard) // whatever the stop rule says
 		s.fail(CodeBoardChanged, otherBoard(c, r))
 	default:
@@ -485,6 +485,11 @@ func (s *Step) seeTarget(c *DeviceCheck) {
 		s.enter(PhaseProving, 0)
 		s.next(GateBoot)
 	}
+}
+
+// isOtherBoard reports whether a check names another board or display than that with which the task began. What a check leaves out says nothing.
+func isOtherBoard(c *DeviceCheck, r *Rollout) bool {
+	return differ(c.Board, r.Board) || differ(c.Display, r.Display)
 }
 
 func otherBoard(c *DeviceCheck, r *Rollout) string {
@@ -595,7 +600,7 @@ func (s *Step) Correct(c *DeviceCheck) {
 			s.Job.Correct(t, Failed)
 			t.Outcome, t.Code, t.Detail, t.Late = Failed, CodeRolledBack, detailRolledBack, true
 		}
-	case t.Outcome == Failed && r != nil && (differ(c.Board, r.Board) || differ(c.Display, r.Display)):
+	case t.Outcome == Failed && r != nil && isOtherBoard(c, r):
 		s.Job.Halt(ReasonBoard)
 		t.Code, t.Detail, t.Late = CodeBoardChanged, otherBoard(c, r), true
 	case t.Outcome == Failed && slices.Contains([]string{CodeLost, CodeRolledBack, CodeImageRefused, CodeDownload, CodeNotFetched, CodeNoCheck}, t.Code), t.Outcome == Unknown:

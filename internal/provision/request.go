@@ -58,44 +58,17 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 
 // describe sets the fields that the body contains, and returns its MAC address.
 func describe(body []byte, c *admission.CheckIn) (mac string) {
-	var details strings.Builder
-	details.Grow(min(len(body), devices.MaxDetails))
-	own := isOwn(body, "")
-	walk := jsonspan.Object(body)
-	for walk.Next() {
-		value := walk.Value()
-		switch string(walk.Key()) {
-		case "mac_address":
-			mac, _ = jsonspan.String(value)
-		case "uuid":
-			if c.ClientID == "" {
-				c.ClientID, _ = jsonspan.String(value)
-			}
-		case "chip_model_name":
-			c.Chip, _ = jsonspan.String(value)
-		case "application":
-			own = own && isOwn(value, "version")
-			addDetail(&details, "application", value)
-			c.Firmware, c.ELF = member(value, "version"), member(value, "elf_sha256")
-		case "flash_size", "chip_info", "partition_table", "ota", "display":
-			addDetail(&details, string(walk.Key()), value)
-		case "board":
-			own = own && isOwn(value, "name")
-			c.Board = member(value, "name")
-			if c.Board == "" {
-				c.Board = member(value, "type")
-			}
-		}
+	values, own, err := members(body, described...)
+	application, ownApplication, _ := members(values[2], "version", "elf_sha256")
+	board, ownBoard, _ := members(values[6], "name", "type")
+	c.Firmware, c.ELF, c.Board = text(application[0]), text(application[1]), cmp.Or(text(board[0]), text(board[1]))
+	c.Chip = text(values[7])
+	if c.ClientID == "" {
+		c.ClientID = text(values[8])
 	}
-	if walk.Err() == nil && own {
-		if details.Len() > 0 {
-			details.WriteByte('}')
-			c.Details = details.String()
-		}
-		if len(c.Details) > devices.MaxDetails {
-			c.Details = devices.UnreadableDetails
-		}
-		return mac
+	if err == nil && own && ownApplication && ownBoard && isPlain(application[0]) && isPlain(board[0]) {
+		c.Details = details(values[:6])
+		return text(values[9])
 	}
 	c.Details = devices.UnreadableDetails
 	// Not JSON, or not what the firmware meant: find the members by the text around them, which
@@ -114,37 +87,56 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 // maxMembers is how many members the firmware's objects have at most, and some.
 const maxMembers = 64
 
-// isOwn reports whether an object can be what the firmware meant: no member is there twice, and the one called plain has no escape sequence. The
-// firmware escapes nothing, so a text in it, such as the name of a Wi-Fi network, may bring members of its own, and an escape sequence in a
-// version is read by this parser alone.
-func isOwn(object []byte, plain string) bool {
-	var names [][]byte
+// described are the members of a body that are read: at first those of devices.Details.
+var described = []string{"flash_size", "chip_info", "application", "partition_table", "ota", "display", "board", "chip_model_name", "uuid", "mac_address"}
+
+// members returns the first values of the named members of an object. own reports whether the object can be what the firmware meant: no member
+// is there twice. The firmware escapes nothing, so that a text in it, such as the name of a Wi-Fi network, may bring members of its own.
+func members(object []byte, names ...string) (values [][]byte, own bool, err error) {
+	values, own = make([][]byte, len(names)), true
+	seen := make([][]byte, 0, 16)
 	walk := jsonspan.Object(object)
 	for walk.Next() {
 		name := walk.Key()
-		twice := slices.ContainsFunc(names, func(other []byte) bool { return bytes.Equal(other, name) })
-		if twice || len(names) == maxMembers || string(name) == plain && bytes.ContainsRune(walk.Value(), '\\') {
-			return false
+		own = own && len(seen) < maxMembers && !slices.ContainsFunc(seen, func(other []byte) bool { return bytes.Equal(other, name) })
+		if own {
+			seen = append(seen, name)
 		}
-		names = append(names, name)
+		if at := slices.Index(names, string(name)); at >= 0 && values[at] == nil {
+			values[at] = walk.Value()
+		}
 	}
-	return true // if it ends early it is not JSON, which the caller finds
+	return values, own, walk.Err()
 }
 
-// addDetail adds a member of devices.Details, untouched.
-func addDetail(details *strings.Builder, name string, value []byte) {
-	separator := `,"`
-	if details.Len() == 0 {
-		separator = `{"`
+// isPlain reports whether a value has no escape sequence: this parser alone would read it.
+func isPlain(value []byte) bool { return !bytes.ContainsRune(value, '\\') }
+
+// details returns devices.Details with these values, untouched; empty if there is none.
+func details(values [][]byte) string {
+	var out strings.Builder
+	out.Grow(1024)
+	separator := `{"`
+	for i, value := range values {
+		if value != nil {
+			out.WriteString(separator)
+			out.WriteString(described[i])
+			out.WriteString(`":`)
+			out.Write(value)
+			separator = `,"`
+		}
 	}
-	details.WriteString(separator)
-	details.WriteString(name)
-	details.WriteString(`":`)
-	details.Write(value)
+	switch {
+	case out.Len() >= devices.MaxDetails:
+		return devices.UnreadableDetails
+	case out.Len() > 0:
+		out.WriteByte('}')
+	}
+	return out.String()
 }
 
-func member(object []byte, name string) string {
-	text, _ := jsonspan.String(jsonspan.Member(object, name))
+func text(value []byte) string {
+	text, _ := jsonspan.String(value)
 	return text
 }
 
