@@ -129,6 +129,8 @@ type Caller struct {
 	Tools   []string          `json:"tools,omitempty"`  // globs; none: all tools
 	// Through is the id of the console key or the grant that the caller uses; empty: its own key.
 	Through string `json:"through,omitempty"`
+	Grant   bool   `json:"grant,omitempty"`  // Through is a grant
+	Narrow  bool   `json:"narrow,omitempty"` // Through has fewer rights than its parent, as every grant
 
 	wire    []byte // as written by AppendPrincipal
 	refusal string // of a device that Devices does not select
@@ -185,7 +187,7 @@ func (c *Caller) NeedsLabels() bool { return c != nil && c.Devices.NeedsLabels()
 // Limited reports whether the caller may not see all devices.
 func (c *Caller) Limited() bool { return c == nil || !c.Devices.IsZero() }
 
-// OwnJobsOnly reports whether the caller sees, changes and hears of no jobs but those of its key.
+// OwnJobsOnly reports whether the caller sees, changes and hears of no jobs but its own: see Principal.Owns.
 func (c *Caller) OwnJobsOnly() bool { return c.Limited() || len(c.Tools) > 0 }
 
 // Via is the interface of a request.

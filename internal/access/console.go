@@ -67,6 +67,7 @@ func (r *Registry) ConsoleKey(who *Caller, scopes Scopes, now time.Time) (Key, e
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	k := r.childLocked(who, cmp.Or(scopes, who.Scopes))
+	k.Narrow = k.Scopes != who.Scopes
 	return k, r.checkChildrenLocked(&k.Parent, now)
 }
 
@@ -164,7 +165,8 @@ func (r *Registry) endedLocked(k *Key, now time.Time) error {
 func newKeyCaller(k *Key) *Caller {
 	c := &Caller{Key: k.ID, Name: k.Name, Scopes: k.Scopes, Devices: k.Devices, Tools: k.Tools}
 	if k.Parent.Key != "" {
-		c.Key, c.Name, c.Through = k.Parent.Key, k.Parent.Name, k.ID
+		c.Key, c.Name, c.Through, c.Grant = k.Parent.Key, k.Parent.Name, k.ID, k.Grant != nil
+		c.Narrow = k.Narrow || c.Grant
 	}
 	c.derive()
 	return c

@@ -59,6 +59,7 @@ type Key struct {
 	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not revoked
 	Parent  Parent            `json:"parent,omitzero"`  // of a console key or a grant
 	Grant   *Grant            `json:"grant,omitempty"`  // nil: it is no grant. Nobody has the token of a grant's key
+	Narrow  bool              `json:"narrow,omitempty"` // a console key with fewer scopes than its parent
 	By      string            `json:"by,omitempty"`     // name of the caller who created it; empty in keys of earlier versions
 	// Since is the version of the list of scopes when the key was created.
 	Since int `json:"since,omitempty"`

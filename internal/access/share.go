@@ -8,9 +8,10 @@ type Holder struct {
 	Ended bool // what it held counts no longer
 }
 
-// Holder returns what the shares need to know of a key, by its id or one of the constants such as KeyAdmin. A key that
+// Holder returns what the shares need to know of an owner, by its key or one of the constants such as KeyAdmin. A key that
 // this node does not know yet counts as a valid one without the scope admin.
-func (r *Registry) Holder(key string, now time.Time) Holder {
+func (r *Registry) Holder(owner string, now time.Time) Holder {
+	key := keyOf(owner)
 	switch key {
 	case KeyAdmin, KeyOpen, KeyFleet:
 		return Holder{Admin: true}
@@ -24,15 +25,18 @@ func (r *Registry) Holder(key string, now time.Time) Holder {
 	return Holder{Admin: h.key.Scopes.Has(ScopeAdmin), Ended: h.key.EndedError(now) != nil}
 }
 
-// Share returns how many more of a limit the caller with this key may take. held is what each key holds, with what is
-// held through its console keys; of returns whose keys they are.
+// Share returns how many more of a limit an owner may take. held is what each owner holds, and counts for its key; of returns
+// whose keys they are.
 //
 // A quarter of the limit is left to administrators. Of the rest a key without the scope admin may take n more if it then
 // holds at most as many as all such keys together leave free after it: one that is alone gets half of the three
 // quarters, a second one half of what is left. So none of them keeps others from getting any.
-func Share(limit int64, held map[string]int64, key string, of func(key string) Holder) int64 {
-	free, shared := limit, 3*limit/4
+func Share(limit int64, held map[string]int64, owner string, of func(owner string) Holder) int64 {
+	free, shared, own := limit, 3*limit/4, int64(0)
 	for other, n := range held {
+		if keyOf(other) == keyOf(owner) {
+			own += n
+		}
 		switch h := of(other); {
 		case h.Ended:
 			continue
@@ -41,8 +45,8 @@ func Share(limit int64, held map[string]int64, key string, of func(key string) H
 		}
 		free -= n
 	}
-	if !of(key).Admin {
-		free = min(free, (shared-held[key])/2)
+	if !of(owner).Admin {
+		free = min(free, (shared-own)/2)
 	}
 	return max(free, 0)
 }

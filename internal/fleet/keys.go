@@ -40,7 +40,7 @@ func (s *Service) PermitCatalog(ctx context.Context, principal access.Principal,
 // Permit. Events of webhooks are for the key that created the webhook, and for administrators. A key that is limited to devices or tools sees events of its own jobs and their tasks alone. What the caller may not read of
 // the event is taken out of it: the question of a photo without the scope of photos.
 func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e *devices.StreamEvent) error {
-	if e.Kind.HasOwner() && principal.Caller.OwnJobsOnly() && e.Owner != principal.Key() {
+	if e.Kind.HasOwner() && principal.Caller.OwnJobsOnly() && !principal.Owns(e.Owner) {
 		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "another key created the job"})
 	}
 	if _, ok := e.Kind.OfWebhook(); ok && e.Owner != principal.Key() && !principal.Caller.Scopes.Has(access.ScopeAdmin) {

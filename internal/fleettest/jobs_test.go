@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
 )
 
 // awaitJob waits until a job has this state.
@@ -52,6 +53,37 @@ func TestCallLater(t *testing.T) {
 	}
 	if r := sim.Report(t); r.Totals.Markers["later"] != 1 || first.Totals.CallsTotal != 0 {
 		t.Errorf("executed %d times, and %d before", r.Totals.Markers["later"], first.Totals.CallsTotal)
+	}
+}
+
+// A job of a console key without the scope for user-only tools calls none of them, although its parent may.
+func TestJobOfAChild(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t)
+	programs.Simulate(t, node.Info.OTA, "--devices", "1")
+	node.AwaitReady(t, 1)
+	code, err := apiclient.Send[api.ConsoleCode](t.Context(), node.Client, apiclient.Request{Method: "POST", Path: []string{"console", "codes"}, Body: api.NewConsoleCode{Scopes: []string{"devices:read", "tools:call", "jobs"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := apiclient.Send[api.CreatedKey](t.Context(), node.Client, apiclient.Request{Method: "POST", Path: []string{"console", "keys"}, Body: api.ConsoleLogin{Code: code.Code}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := apiclient.New(node.Info.API, key.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := api.NewJob{JobSpec: api.JobSpec{Devices: []string{"02:f1:ee:00:00:00"}, Action: api.JobAction{Call: &api.JobCall{Tool: "self.get_system_info"}}}}
+	for by, want := range map[*apiclient.Client]int64{node.Client: 0, child: 1} {
+		j, err := apiclient.Send[api.Job](t.Context(), by, apiclient.Request{Method: "POST", Path: []string{"jobs"}, Body: job})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// security: K21
+		if j = node.awaitJob(t, j.ID, "done"); j.Counts.Refused != want || j.Counts.OK != 1-want || j.CreatedBy != "admin token" {
+			t.Errorf("%d refused of a job by %s, want %d: %+v", j.Counts.Refused, j.CreatedBy, want, j.Counts)
+		}
 	}
 }
 

@@ -144,7 +144,7 @@ var Waits = []Wait{WaitOffline, WaitAsleep, WaitLater, WaitWindow, WaitStage, Wa
 // Job is a row of the table jobs. Times have microseconds; the zero time is stored as 0.
 type Job struct {
 	ID        string
-	Owner     string // id of the creator's key, or access.KeyAdmin and the like
+	Owner     string // access.Principal.Owner of the creator
 	OwnerName string
 	Group     string // of the jobs that roll out one release; empty: none
 	Key       string // Idempotency-Key; empty: none

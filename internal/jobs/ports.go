@@ -161,7 +161,7 @@ type Filter struct {
 	Open   bool   // only jobs that have not ended
 	Action string // call, message or restart
 	Device devices.ID
-	Owner  string // only jobs of this key; empty: all
+	Owner  string // only jobs of this owner and of its children; empty: all
 	Group  string
 	After  string // the next of the page before
 	Limit  int

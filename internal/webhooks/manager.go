@@ -361,17 +361,7 @@ func (m *Manager) publishDisabled(h *Hook, s *Status) {
 
 // creator returns who a webhook acts as.
 func (m *Manager) creator(h *Hook) (*access.Caller, error) {
-	switch {
-	case h.Owner == access.KeyAdmin:
-		return access.Admin, nil
-	case h.Owner == access.KeyOpen && m.opt.Open:
-		return access.Open, nil
-	}
-	who, ok := m.opt.Fleet.Keys().Caller(h.Owner)
-	if !ok {
-		return nil, access.ErrToken
-	}
-	return who, m.opt.Fleet.Keys().Valid(who, clock.Now())
+	return m.opt.Fleet.Keys().Acting(h.Owner, m.opt.Open, clock.Now())
 }
 
 // holder returns what the shares need to know of the owner of webhooks.

@@ -72,7 +72,7 @@ func (m *Manager) Queued(ctx context.Context, p access.Principal, call devices.T
 
 // repeated returns the job that was created with a key and hash before; found is false if there is none.
 func (m *Manager) repeated(ctx context.Context, p access.Principal, key, hash string) (j api.Job, found bool, err error) {
-	switch stored, err := m.Store.Repeated(ctx, p.Key(), key, hash); {
+	switch stored, err := m.Store.Repeated(ctx, p.Owner(), key, hash); {
 	case errors.Is(err, devices.ErrNotFound):
 		return j, false, nil
 	case err != nil:
@@ -113,7 +113,7 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 			return out, false, err
 		}
 	}
-	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
+	j := jobs.New(spec, p.Owner(), p.Name(), d.selection.String(), now)
 	j.Key, j.Hash, j.Confirmed = o.Key, hash, d.confirm
 	var rows []jobs.Task
 	if len(spec.Devices) > 0 && !j.IsRollout() && j.Due(now) && j.Fire(now) {
@@ -185,7 +185,7 @@ func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSp
 					len(p.Caller.Devices.String()), selector.MaxText)
 			}
 		}
-		return d, m.checkSize(ctx, d.selection, access.Share(jobs.MaxOpenTasks, nil, p.Key(), m.Holder))
+		return d, m.checkSize(ctx, d.selection, access.Share(jobs.MaxOpenTasks, nil, p.Owner(), m.Holder))
 	}
 	for _, id := range spec.Devices {
 		if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, devices.ID(id)); err != nil {
@@ -270,7 +270,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 	detail := fmt.Sprintf("the rule %s requires a person's confirmation: repeat the same job with this confirmation within %d min; it holds for all calls of the job",
 		rules[0], int(jobs.ConfirmLifetime/time.Minute))
 	if token != "" {
-		known, err := m.Store.TakeConfirm(ctx, digestOf(token), p.Key(), hash)
+		known, err := m.Store.TakeConfirm(ctx, digestOf(token), p.Owner(), hash)
 		switch {
 		case err == nil && !slices.ContainsFunc(rules, func(r string) bool { return !slices.Contains(known, r) }):
 			return nil
@@ -280,7 +280,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 		detail = "the confirmation belongs to another job, was used, or has expired; " + detail
 	}
 	fresh := crand.Text()
-	if err := m.Store.Confirm(ctx, digestOf(fresh), p.Key(), hash, rules); err != nil {
+	if err := m.Store.Confirm(ctx, digestOf(fresh), p.Owner(), hash, rules); err != nil {
 		return err
 	}
 	return &devices.Error{Code: devices.CodeConfirmation, Detail: detail, Rule: rules[0], Confirmation: fresh}
@@ -290,7 +290,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 // error.
 func (m *Manager) Decline(ctx context.Context, p access.Principal, action, confirmation string) error {
 	var err error = &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person did not confirm the job; nothing was created"}
-	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Key()); no != nil {
+	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Owner()); no != nil {
 		err = no
 	}
 	m.Fleet.NoteChange(p, action, "", "declined", err)

@@ -56,7 +56,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 		f.Device = id
 	}
 	if q.Own || p.Caller.OwnJobsOnly() {
-		f.Owner = p.Key()
+		f.Owner = p.Self()
 	}
 	list, next, err := m.Store.Jobs(ctx, f)
 	if err != nil {
@@ -247,7 +247,7 @@ func (m *Manager) queue(ctx context.Context, p access.Principal, device devices.
 			why = m.waitOf(&q.Job, &q.Task, &v, ahead, now)
 		}
 		ahead = ahead || isAhead(q, now)
-		if wanted(&q.Job) && (!p.Caller.OwnJobsOnly() || q.Job.Owner == p.Key()) {
+		if wanted(&q.Job) && (!p.Caller.OwnJobsOnly() || p.Owns(q.Job.Owner)) {
 			out = append(out, taskView(&q.Task, why))
 			if q.Task.State == jobs.TaskWaiting {
 				held.add(len(out)-1, &q.Job, why, &v)

@@ -171,7 +171,7 @@ func (m *Manager) job(ctx context.Context, p access.Principal, scope access.Scop
 		return j, unknown
 	case err != nil:
 		return j, err
-	case p.Caller.OwnJobsOnly() && j.Owner != p.Key():
+	case p.Caller.OwnJobsOnly() && !p.Owns(j.Owner):
 		return j, unknown
 	}
 	return j, nil

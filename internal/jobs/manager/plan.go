@@ -36,7 +36,7 @@ func (m *Manager) plan(ctx context.Context, p access.Principal, spec api.JobSpec
 	if err != nil {
 		return out, err
 	}
-	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
+	j := jobs.New(spec, p.Owner(), p.Name(), d.selection.String(), now)
 	out.Spec, out.NextAt = spec, at(j.NextAt)
 	out.Confirm = append(out.Confirm, d.confirm...)
 	w := planner{m: m, p: p, spec: &spec, ofGroup: ofGroup, catalogs: map[devices.Hash]*catalog.Catalog{}, index: map[string]int{}, out: &out}

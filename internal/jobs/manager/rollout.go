@@ -228,7 +228,7 @@ func (m *Manager) createGroup(ctx context.Context, p access.Principal, specs []a
 				return out, false, err
 			}
 		}
-		j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now.Add(time.Duration(i)*time.Microsecond))
+		j := jobs.New(spec, p.Owner(), p.Name(), d.selection.String(), now.Add(time.Duration(i)*time.Microsecond))
 		list = append(list, j)
 	}
 	if len(list) == 0 {
@@ -371,7 +371,7 @@ func (m *Manager) FirmwareTask(ctx context.Context, p access.Principal, device d
 		return nil, err
 	}
 	if p.Caller.OwnJobsOnly() {
-		if j, err := m.Store.Job(ctx, ended.Job); err != nil || j.Owner != p.Key() {
+		if j, err := m.Store.Job(ctx, ended.Job); err != nil || !p.Owns(j.Owner) {
 			return nil, err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,9 +23,27 @@ import (
 func (m *testManager) child(t *testing.T, parent access.Principal, scopes access.Scopes) access.Principal {
 	t.Helper()
 	k, err := m.fleet.Keys().ConsoleKey(parent.Caller, scopes, time.Now())
-	if err == nil {
-		k, _, err = m.fleet.Keys().Issue(k, time.Now())
+	if err != nil {
+		t.Fatal(err)
 	}
+	return m.issue(t, k)
+}
+
+// grant returns a new grant of a caller.
+func (m *testManager) grant(t *testing.T, parent access.Principal, scopes, selector string, tools ...string) access.Principal {
+	t.Helper()
+	s, d := devicetest.Rights(t, scopes, selector)
+	k, err := m.fleet.Keys().GrantKey(parent.Caller, access.Grant{Host: "host.example", Client: "c", Resource: "/mcp"}, s, d, tools, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.issue(t, k)
+}
+
+// issue returns the caller of a new child.
+func (m *testManager) issue(t *testing.T, k access.Key) access.Principal {
+	t.Helper()
+	k, _, err := m.fleet.Keys().Issue(k, time.Now())
 	if err == nil {
 		_, err = m.fleet.Keys().Put(k, time.Now())
 	}
@@ -66,9 +85,10 @@ func TestChildrenShareWithTheirParent(t *testing.T) {
 	m := newManager(t)
 	parent, other := m.key(t, "jobs jobs:read tools:call", ""), m.key(t, "jobs tools:call", "")
 	var children []access.Principal
-	for range 5 {
-		children = append(children, m.child(t, parent, 0))
+	for range 4 {
+		children = append(children, m.child(t, parent, m.key(t, "jobs tools:call", "").Caller.Scopes))
 	}
+	children = append(children, m.child(t, parent, 0))
 	later := func(by access.Principal) error {
 		_, _, err := m.Later(t.Context(), by, devices.ToolCall{Device: lamp, Tool: "self.get"}, 0, time.Hour, "")
 		return err
@@ -107,6 +127,91 @@ func TestChildrenShareWithTheirParent(t *testing.T) {
 	// security: K40
 	if j := m.stored(t, list[0].ID); j.State != jobs.Halted || j.Reason != jobs.ReasonKey {
 		t.Errorf("%+v", j)
+	}
+}
+
+// A grant with limits of its own finds its own jobs alone; its key finds them, too.
+func TestJobsOfAGrant(t *testing.T) {
+	m := newManager(t)
+	parent := m.key(t, "jobs jobs:read tools:call:user events:read", "room in (lab,hall)")
+	const rights = "jobs jobs:read tools:call events:read"
+	one, other, tool := m.grant(t, parent, rights, "room=lab"), m.grant(t, parent, rights, "room=lab"), m.grant(t, parent, rights, "", "self.get")
+	console := m.child(t, parent, m.key(t, rights, "").Caller.Scopes)
+	job := func(by access.Principal) string {
+		t.Helper()
+		j, _, err := m.Create(t.Context(), by, callSpec("self.get", lamp), CreateOptions{Key: "once"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j.ID
+	}
+	of := map[string]string{"parent": job(parent), "one": job(one), "other": job(other)}
+	for _, c := range []struct {
+		name string
+		by   access.Principal
+		sees string
+	}{{"the key", parent, "one other parent"}, {"a console key with fewer scopes", console, "one other parent"}, {"a grant", one, "one"}, {"another one", other, "other"}, {"a grant with other limits", tool, ""}} {
+		list, err := m.List(t.Context(), c.by, Query{})
+		queue, failed := m.Queue(t.Context(), c.by, lamp)
+		if err := errors.Join(err, failed); err != nil {
+			t.Fatal(err)
+		}
+		var got, listed, queued, heard []string
+		for _, name := range []string{"one", "other", "parent"} {
+			if _, err := m.Get(t.Context(), c.by, of[name]); err == nil {
+				got = append(got, name)
+			}
+			if slices.ContainsFunc(list.Items, func(j api.Job) bool { return j.ID == of[name] }) {
+				listed = append(listed, name)
+			}
+			if slices.ContainsFunc(queue, func(t api.Task) bool { return t.Job == of[name] }) {
+				queued = append(queued, name)
+			}
+			if m.fleet.PermitEvent(t.Context(), c.by, &devices.StreamEvent{Kind: devices.JobEvent("done"), Owner: m.stored(t, of[name]).Owner}) == nil {
+				heard = append(heard, name)
+			}
+		}
+		// security: K20
+		for _, seen := range [][]string{got, listed, queued, heard} {
+			if strings.Join(seen, " ") != c.sees {
+				t.Errorf("%s sees %v, %v, %v, %v, want %s", c.name, got, listed, queued, heard, c.sees)
+			}
+		}
+		if strings.Contains(c.sees, "parent") {
+			continue
+		}
+		// security: K20
+		if _, err := m.Do(t.Context(), c.by, of["parent"], "cancel", VerbOptions{}); codeOf(err) != devices.CodeNotFound {
+			t.Errorf("%s cancels a job of its key: %v", c.name, err)
+		}
+	}
+}
+
+// What a child with fewer rights has created acts with these, also after its end, until its key ends.
+func TestActingAsAGrant(t *testing.T) {
+	m := newManager(t)
+	parent := m.key(t, "jobs tools:call:user", "")
+	for _, by := range []access.Principal{m.grant(t, parent, "jobs tools:call", "room=lab"), m.child(t, parent, m.key(t, "jobs tools:call", "").Caller.Scopes)} {
+		j, _, err := m.Create(t.Context(), by, callSpec("self.get", lamp), CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := m.fleet.RevokeKey(t.Context(), devicetest.Admin, by.Caller.Through); err != nil {
+			t.Fatal(err)
+		}
+		who, err := m.fleet.Keys().Acting(m.stored(t, j.ID).Owner, false, time.Now())
+		// security: K21
+		if err != nil || who.Scopes != by.Caller.Scopes || who.Devices.String() != by.Caller.Devices.String() || who.Key != parent.Key() || m.fleet.Keys().Valid(who, time.Now()) != nil {
+			t.Errorf("%+v, %v", who, err)
+		}
+	}
+	j, _, err := m.Create(t.Context(), m.child(t, parent, 0), callSpec("self.get", lamp), CreateOptions{})
+	if err != nil || m.stored(t, j.ID).Owner != parent.Key() {
+		t.Errorf("a console key with all rights: %+v, %v", m.stored(t, j.ID), err)
+	}
+	m.revoke(t, parent)
+	if _, err := m.fleet.Keys().Acting(parent.Key()+"/"+"x", false, time.Now()); err == nil {
+		t.Error("it acts after the end of its key")
 	}
 }
 

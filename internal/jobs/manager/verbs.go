@@ -102,7 +102,7 @@ func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o
 			break
 		}
 		*detail += ", which becomes that of this key and was that of " + seen.OwnerName + " (" + seen.Owner + ")"
-		j, err = m.Store.Take(ctx, id, p.Key(), p.Name(), resume)
+		j, err = m.Store.Take(ctx, id, p.Owner(), p.Name(), resume)
 	case "advance":
 		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Advance(now) })
 	case "cancel":

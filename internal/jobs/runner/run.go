@@ -80,21 +80,11 @@ func (t *run) permit() error {
 // key yet.
 func (r *Runner) principal(owner string) (p access.Principal, ok bool, err error) {
 	p.Via = access.ViaJob
-	switch owner {
-	case access.KeyAdmin:
-		p.Caller = access.Admin
-		return p, true, nil
-	case access.KeyOpen:
-		p.Caller = access.Open
-		if !r.Open {
-			return p, true, errOwner
-		}
-		return p, true, nil
-	}
-	if p.Caller, ok = r.Devices.Keys().Caller(owner); !ok {
+	p.Caller, err = r.Devices.Keys().Acting(owner, r.Open, clock.Now())
+	switch {
+	case errors.Is(err, access.ErrToken):
 		return p, false, nil
-	}
-	if r.Devices.Keys().Valid(p.Caller, clock.Now()) != nil {
+	case err != nil:
 		return p, true, errOwner
 	}
 	return p, true, nil

@@ -87,7 +87,7 @@ func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next 
 		c.add("j.action = %s", database.Clean(f.Action))
 	}
 	if f.Owner != "" {
-		c.add("j.owner = %s", f.Owner)
+		c.add("(j.owner = %s OR j.owner > %s AND j.owner < %s)", f.Owner, f.Owner+"/", f.Owner+"0") // 0 follows the slash
 	}
 	if f.Group != "" {
 		c.add("j.bundle = %s", database.Clean(f.Group))

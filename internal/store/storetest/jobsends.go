@@ -157,6 +157,9 @@ func testJobLists(t *testing.T, f *jobFleet) {
 			}
 		})
 		j.Owner = fmt.Sprint("owner ", n%3)
+		if n == 4 {
+			j.Owner = "owner 1/child"
+		}
 		if _, _, err := s.Create(t.Context(), j, rowsOf(&j, n+1, n+2)); err != nil {
 			t.Fatal(err)
 		}
@@ -173,6 +176,8 @@ func testJobLists(t *testing.T, f *jobFleet) {
 		{jobs.Filter{State: jobs.Paused}, []int{0}},
 		{jobs.Filter{State: jobs.Running, Action: "restart"}, []int{5, 3, 1}},
 		{jobs.Filter{Owner: "owner 1"}, []int{4, 1}},
+		{jobs.Filter{Owner: "owner 1/child"}, []int{4}},
+		{jobs.Filter{Owner: "owner"}, nil},
 		{jobs.Filter{Device: mac(3)}, []int{2, 1}},
 		{jobs.Filter{Device: mac(3), Owner: "owner 2"}, []int{2}},
 		{jobs.Filter{Device: mac(30)}, nil},
