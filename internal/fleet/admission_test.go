@@ -73,7 +73,8 @@ func TestOpenAdmission(t *testing.T) {
 	})
 }
 
-// A device without a Client-Id is a member like others, until a client with one connects.
+// A device without a Client-Id is a member like others, until a client with one connects: that ends its session and its
+// credentials.
 func TestWithoutClientID(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		if w := check(t, s, ""); !w.Admitted || !s.IsActivated(id, "") {
@@ -84,11 +85,29 @@ func TestWithoutClientID(t *testing.T) {
 			t.Errorf("a member without the database: %+v", w)
 		}
 		p.SetAway(false)
+		any := func(int64) bool { return true }
+		if _, _, admitted := s.Authenticate(id, "", any); !admitted {
+			t.Error("its credentials are not valid")
+		}
+		conn := &pipe{script: devicetest.NewScript()}
+		if _, err := s.Accept(devices.Identity{Device: id, Transport: devices.TransportMQTT, Verified: true}, conn); err != nil {
+			t.Fatal(err)
+		}
 		if w := check(t, s, "c1"); !w.Admitted {
 			t.Errorf("the first client with a Client-Id: %+v", w)
 		}
 		if w := check(t, s, ""); w.Admitted || !w.Refused || w.Code != "" {
 			t.Errorf("without one afterwards: %+v", w)
+		}
+		synctest.Wait()
+		if conn.reason() != devices.CloseRevoked {
+			t.Errorf("its session was closed as %q", conn.reason())
+		}
+		if _, _, admitted := s.Authenticate(id, "", any); admitted {
+			t.Error("its credentials are valid afterwards")
+		}
+		if _, _, admitted := s.Authenticate(id, "c1", any); !admitted {
+			t.Error("those of the admitted client are not")
 		}
 	})
 }

@@ -18,7 +18,7 @@ const rotated = devices.ID("aa:bb:cc:dd:ee:ff")
 // generations returns the valid generations, newest first.
 func generations(s *fleet.Service, id devices.ID) []int64 {
 	var all []int64
-	s.Authenticate(id, func(g int64) bool {
+	s.Authenticate(id, "c1", func(g int64) bool {
 		all = append(all, g)
 		return false
 	})
@@ -136,7 +136,7 @@ func TestRevokeEndsGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	// security: D3
-	if _, _, admitted := s.Authenticate(rotated, func(int64) bool { return true }); admitted || s.Accepts(rotated, 0) || s.Accepts(rotated, 3) {
+	if _, _, admitted := s.Authenticate(rotated, "c1", func(int64) bool { return true }); admitted || s.Accepts(rotated, 0) || s.Accepts(rotated, 3) {
 		t.Error("a revoked device is accepted")
 	}
 	if err := s.Rotate(t.Context(), devicetest.Admin, rotated, time.Hour); devices.AsError(err).Code != devices.CodeForbidden {

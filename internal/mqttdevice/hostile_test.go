@@ -57,6 +57,7 @@ func TestConnackCodes(t *testing.T) {
 	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, "02:00:00:00:00:05"); err != nil {
 		t.Fatal(err)
 	}
+	b.become(t, "02:00:00:00:00:06", "c6")
 	set := func(client, user, password string) func(*packets.ConnectPacket) {
 		return func(p *packets.ConnectPacket) {
 			p.ClientIdentifier, p.Username, p.Password = client, user, []byte(password)
@@ -82,6 +83,7 @@ func TestConnackCodes(t *testing.T) {
 		"Client-Id of another":       {set(good.ClientID, "client:c2", good.Password), 4},
 		"password of the generation": {set("020000000005", "client:c5", b.mint.DeviceToken("02:00:00:00:00:05", "c5", 0)), 4},
 		"revoked":                    {set("020000000005", "client:c5", b.mint.DeviceToken("02:00:00:00:00:05", "c5", 1)), 5},
+		"client not admitted":        {set("020000000006", "client:", b.mint.DeviceToken("02:00:00:00:00:06", "", 0)), 5},
 		"gateway's login":            {set(gatewayID, gatewayUser, "4mZePrI2DkxNhNnHRl/WS8KKzrFqXMvj0c3a/OGeMas="), 0},
 		"gateway's wrong password":   {set(gatewayID, gatewayUser, "4mZePrI2DkxNhNnHRl/WS8KKzrFqXMvj0c3a/OGeMat="), 4},
 	} {

@@ -49,7 +49,7 @@ func (o Options) login(clientID, username, password string) (devices.Identity, b
 	if o.Open {
 		return who, packets.Accepted, nil
 	}
-	generation, proven, admitted := o.Service.Authenticate(id, func(g int64) bool { return o.Mint.IsDevice(password, string(id), name, g) })
+	generation, proven, admitted := o.Service.Authenticate(id, name, func(g int64) bool { return o.Mint.IsDevice(password, string(id), name, g) })
 	if !marked || !proven {
 		return who, packets.ErrRefusedBadUsernameOrPassword, errLogin
 	}

@@ -188,7 +188,7 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	if f.opt.Open {
 		return who, 0, nil
 	}
-	generation, proven, admitted := f.opt.Service.Authenticate(id, f.proves(r, who))
+	generation, proven, admitted := f.opt.Service.Authenticate(id, who.ClientID, f.proves(r, who))
 	if !proven || !admitted {
 		return who, http.StatusUnauthorized, errors.New("invalid credentials; restart the device so that it requests new ones from the OTA URL")
 	}

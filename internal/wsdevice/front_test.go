@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/devicetest/client"
 	"fleetd/internal/fleet"
@@ -125,6 +126,9 @@ func TestFrontEndSuite(t *testing.T) {
 func TestRefusedBeforeUpgrade(t *testing.T) {
 	t.Parallel()
 	b := open(t)
+	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1"}); err != nil {
+		t.Fatal(err)
+	}
 	good := b.header(id, "c1", 0)
 	change := func(key, value string) http.Header {
 		h := good.Clone()
@@ -143,6 +147,7 @@ func TestRefusedBeforeUpgrade(t *testing.T) {
 		"wrong token":        {change("Authorization", "Bearer x"), 401},
 		"another device":     {change("Device-Id", "02:00:00:00:00:02"), 401},
 		"another client":     {change("Client-Id", "c2"), 401},
+		"not admitted":       {b.header(id, "", 0), 401},
 		"old generation":     {b.header(id, "c1", 1), 401},
 		"token of the admin": {change("Authorization", "Bearer "+b.mint.AdminToken()), 401},
 	} {

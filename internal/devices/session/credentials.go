@@ -3,6 +3,7 @@ package session
 import (
 	"fleetd/internal/clock"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 )
 
 // Generations returns the generations of a device, known here or not. Confirmed is the
@@ -19,8 +20,8 @@ func (s *Hub) Generations(id devices.ID) devices.Generations {
 
 // Authenticate finds the generation of the presented credentials. proves reports whether
 // they are those of a generation; all valid ones are tried, so the time does not depend on
-// which one matches. admitted is false for a revoked device.
-func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
+// which one matches. admitted is false for a revoked device, and for a client beside the admitted one.
+func (s *Hub) Authenticate(id devices.ID, clientID string, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
 	own := s.Generations(id)
 	list, n, _ := own.Valid(s.registry.Rotation(), clock.Now())
 	for _, g := range list[:n] {
@@ -28,7 +29,13 @@ func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (g
 			generation, proven = g, true
 		}
 	}
-	return generation, proven, !own.Revoked
+	return generation, proven, !own.Revoked && !s.isReplaced(id, clientID)
+}
+
+// isReplaced reports whether another client is admitted. The admission of a device's first client begins no generation, so
+// that credentials that were given out without a Client-Id are of the current one.
+func (s *Hub) isReplaced(id devices.ID, clientID string) bool {
+	return s.registry.Status(id, clientID).Client == registry.ClientOther
 }
 
 // Accepts reports whether credentials of this generation are valid.

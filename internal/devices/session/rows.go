@@ -10,11 +10,11 @@ import (
 )
 
 // evictOutdated ends the device's session and conversation if its credentials are no longer
-// valid. It does not wait, since a connection may block for seconds.
+// valid, or another client is admitted now. It does not wait, since a connection may block for seconds.
 func (s *Hub) evictOutdated(e *entry) {
 	x := e.session.Load()
 	status := s.registry.Status(e.id, "")
-	if x != nil && s.outdated(x) || !status.Known && s.registry.Ready() || status.Revoked {
+	if x != nil && (s.outdated(x) || x.verified && s.isReplaced(e.id, x.clientID)) || !status.Known && s.registry.Ready() || status.Revoked {
 		s.run(func() { e.evict(x) }) // not run if the node is stopping, which ends the session as well
 	}
 }
