@@ -214,6 +214,15 @@ func TestRevokeAndForgetEndCredentials(t *testing.T) {
 		if generation, ok := again.Generation(id); generation != 2 || !ok {
 			t.Errorf("after a restart: generation %d, %v", generation, ok)
 		}
+		const imported = devices.ID("02:00:00:00:00:98") // without a client, so that a check without Client-Id gets its credentials
+		p.Put(devices.Member{ID: imported})
+		s = p.Service(t, fleet.Config{})
+		if err := s.Forget(t.Context(), devicetest.Admin, imported); err != nil {
+			t.Fatal(err)
+		}
+		if s.Accepts(imported, 0) {
+			t.Error("the credentials of a forgotten member without a client are valid")
+		}
 	})
 }
 

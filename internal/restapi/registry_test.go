@@ -354,12 +354,12 @@ func TestChanges(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct{ path, token, want string }{
-		{"/v1/changes?", clerk, "1 a import, 2 b import, 3 a name, 4 a label:floor, 5  key, 6  key, 7  key, 8 b name, 9  policy, 10 b admission"},
-		{"/v1/changes?after=7", clerk, "8 b name, 9  policy, 10 b admission"},
+		{"/v1/changes?", clerk, "1 a import, 2 b import, 3 a name, 4 a label:floor, 5  key, 6  key, 7  key, 8 b name, 9  policy, 10 b admission, 11 b generation"},
+		{"/v1/changes?after=7", clerk, "8 b name, 9  policy, 10 b admission, 11 b generation"},
 		{"/v1/changes?since=2026-01-01T00:00:00Z", lab, "1 a import, 3 a name, 4 a label:floor"},
 		{"/v1/changes?since=2099-01-01T00:00:00Z", clerk, ""},
 		{"/v1/devices/a/changes?", lab, "4 a label:floor, 3 a name, 1 a import"},
-		{"/v1/devices/b/changes?", clerk, "10 b admission, 8 b name, 2 b import"},
+		{"/v1/devices/b/changes?", clerk, "11 b generation, 10 b admission, 8 b name, 2 b import"},
 	} {
 		if got := strings.Join(log(tc.path, tc.token), ", "); got != tc.want {
 			t.Errorf("%s: %s, want %s", tc.path, got, tc.want)

@@ -270,9 +270,7 @@ func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMa
 			return err
 		}
 		m.Admission = devices.AdmissionForgotten
-		if m.ClientID != "" || m.Generation > 0 {
-			RaiseGeneration(m, rotation, ReasonForgotten)
-		}
+		RaiseGeneration(m, rotation, ReasonForgotten)
 		return nil
 	}})
 	return err
