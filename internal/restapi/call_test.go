@@ -89,18 +89,24 @@ func TestCallIDs(t *testing.T) {
 }
 
 func TestCallRestarting(t *testing.T) {
-	f := newFleet(t)
-	script := silence()
-	l := f.connect(t, robot, script)
-	script.Call = func(string, json.RawMessage) string {
-		go l.session.Close(devices.CloseGone)
-		return ""
-	}
-	r := f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/tools/self.reboot/call", "")
-	var result api.ToolResult
-	r.json(t, &result)
-	if result.Outcome != "restarting" || len(result.Content) != 0 || !strings.Contains(r.body, `"content":[]`) {
-		t.Errorf("answer %s", r.body)
+	for path, c := range map[string]struct{ body, want string }{
+		"tools/self.reboot/call": {"", `"content":[],"isError":false,`},
+		"mcp":                    {`{"method":"tools/call","params":{"name":"self.reboot","arguments":{}}}`, `{"result":{"content":[],"isError":false,"outcome":"restarting"},`},
+	} {
+		f := newFleet(t)
+		script := silence()
+		l := f.connect(t, robot, script)
+		script.Call = func(string, json.RawMessage) string {
+			go l.session.Close(devices.CloseGone)
+			return ""
+		}
+		r := f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/"+path, c.body)
+		if r.status != 200 || !strings.Contains(r.body, c.want) || !strings.Contains(r.body, `"outcome":"restarting"`) {
+			t.Errorf("%s: %d %s", path, r.status, r.body)
+		}
+		if e := f.ports.Recorded(); len(e) == 0 || e[len(e)-1].Outcome != "restarting" {
+			t.Errorf("%s: the audit has %+v", path, e)
+		}
 	}
 }
 

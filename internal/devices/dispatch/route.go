@@ -147,6 +147,8 @@ func (s *Dispatcher) callOf(c *devices.RPCCall, r *devices.RPCResult) (devices.T
 		call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Tool: devices.Clip(c.Method), Arguments: c.Params}
 	} else if jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
 		result.IsError = true
+	} else {
+		result.Outcome, _ = jsonspan.String(jsonspan.Member(r.Result, "outcome"))
 	}
 	return call, result
 }

@@ -65,7 +65,11 @@ func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c device
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
-	return devices.RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
+	result := fmt.Appendf(nil, `{"content":%s,"isError":%t`, r.Content, r.IsError)
+	if r.Outcome != "" {
+		result = jsonspan.AppendString(append(result, `,"outcome":`...), r.Outcome)
+	}
+	return devices.RPCResult{Result: append(result, '}')}, nil
 }
 
 func (s *Dispatcher) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
