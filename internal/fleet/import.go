@@ -115,13 +115,16 @@ func (s *Service) importDecisions(principal access.Principal, rows []ImportRow, 
 		}
 		list[i] = devices.Decision{Device: row.Device, Who: principal.Key(), Import: true}
 		decide := func(m *devices.Member, rotation devices.Rotation) error {
+			if err := row.checkPermission(m, principal); err != nil {
+				return err
+			}
 			switch {
 			case full && !m.Known():
 				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has reached --members-limit; forget devices or raise the limit"}
 			case status.Revoked && m.Known() && m.Admission != devices.AdmissionRevoked:
 				return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not written to the database yet; import the device again later"}
 			}
-			return row.decide(m, principal, rotation, replace)
+			return row.decide(m, rotation, replace)
 		}
 		if replace {
 			list[i].DecideWith = decide
@@ -133,10 +136,7 @@ func (s *Service) importDecisions(principal access.Principal, rows []ImportRow, 
 }
 
 // decide applies the row to the member.
-func (row *ImportRow) decide(m *devices.Member, principal access.Principal, rotation devices.Rotation, replace bool) error {
-	if err := row.checkPermission(m, principal); err != nil {
-		return err
-	}
+func (row *ImportRow) decide(m *devices.Member, rotation devices.Rotation, replace bool) error {
 	replaced := m.ClientID != "" && row.ClientID != nil && *row.ClientID != m.ClientID
 	revoked := m.Admission == devices.AdmissionRevoked
 	switch {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -39,6 +40,11 @@ func TestImportKeepsTheLimit(t *testing.T) {
 	}
 	if n := s.Registry().Members(); n != 3 {
 		t.Errorf("%d members", n)
+	}
+	// A limited key does not learn from it which devices there are.
+	got, err := s.CheckImport(t.Context(), principalWith(t, access.ViaREST, "devices:write", "room=lab"), []fleet.ImportRow{{Device: "a"}, {Device: "d"}}, false, 0)
+	if err != nil || got[0].Err == nil || got[1].Err == nil || got[0].Err.Error() != got[1].Err.Error() {
+		t.Errorf("a device that the key does not cover, and an unknown one: %+v, %v", got, err)
 	}
 }
 
