@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -97,12 +98,14 @@ func (s *Service) Edit(ctx context.Context, principal access.Principal, id devic
 const editPage = 200
 
 // EditAll applies an edit to all devices that the selector matches and the caller may
-// change. It returns how many match and how many changed, also with an error.
+// change. It returns how many match and how many changed, also with an error. A device that the edit
+// does not fit stops it for no other; the error is about the first of them.
 func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel selector.Selector, edit Edit) (matched, changed int, err error) {
 	if err := edit.Check(); err != nil {
 		return 0, 0, err
 	}
 	l := s.lister(ctx, devices.ListQuery{Select: sel})
+	var unfit error
 	err = s.Each(ctx, principal, sel, func(page []devices.View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))
@@ -130,8 +133,12 @@ func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel s
 				return err
 			}
 			for _, o := range outcomes {
-				if o.Err == nil {
+				switch {
+				case o.Err == nil:
 					matched++
+				case devices.AsError(o.Err).Code == devices.CodeBadRequest:
+					matched++
+					unfit = cmp.Or(unfit, o.Err)
 				}
 				if len(o.Changes) > 0 {
 					changed++
@@ -140,5 +147,5 @@ func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel s
 		}
 		return nil
 	})
-	return matched, changed, err
+	return matched, changed, cmp.Or(err, unfit)
 }

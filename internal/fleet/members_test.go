@@ -478,6 +478,24 @@ func TestEditAllIsForTheKeysDevices(t *testing.T) {
 	}
 }
 
+// A device whose edit is refused is counted as one that matches, and the error names it after the others were changed.
+func TestEditAllNamesWhatIsRefused(t *testing.T) {
+	p := devicetest.New()
+	full := map[string]string{}
+	for n := range fleet.MaxLabels {
+		full[fmt.Sprint("label", n)] = "x"
+	}
+	p.Put(devices.Member{ID: "a"})
+	p.Put(devices.Member{ID: "b", Labels: full})
+	p.Put(devices.Member{ID: "c"})
+	s := p.Service(t, fleet.Config{})
+	floor := "1"
+	matched, changed, err := s.EditAll(t.Context(), devicetest.Admin, selector.Selector{}, fleet.Edit{Labels: map[string]*string{"floor": &floor}})
+	if codeOf(err) != devices.CodeBadRequest || !strings.Contains(err.Error(), "b would have 65 labels") || matched != 3 || changed != 2 {
+		t.Errorf("%d matched, %d changed, %v", matched, changed, err)
+	}
+}
+
 // A caller that leaves while a selection is counted does not cancel the count for others.
 func TestCountsOutliveTheirCaller(t *testing.T) {
 	p := devicetest.New()

@@ -107,7 +107,11 @@ func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answ
 	s.opt.Service.NoteChange(caller(ctx), "edit", "", fmt.Sprintf("select %s: %s: %d matched, %d changed", sel, strings.Join(changes, ", "), matched, changed), err)
 	if err != nil {
 		p := *s.problem(ctx, err)
-		if matched > 0 {
+		switch {
+		case matched == 0:
+		case p.Code == string(devices.CodeBadRequest): // it fits some devices, and will not fit the others
+			p.Detail = fmt.Sprintf("%s; %d of %s that match were changed, leave the others out of select", p.Detail, changed, count(matched, "device"))
+		default:
 			p.Detail = fmt.Sprintf("%s; %s changed before that, make the same request again to go on", p.Detail, count(changed, "device"))
 		}
 		return nil, &p
