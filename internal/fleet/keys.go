@@ -214,7 +214,7 @@ func (s *Service) setPolicy(ctx context.Context, principal access.Principal, p a
 		return access.Policy{}, devices.Errorf(devices.CodeForbidden, "the policy of this fleet comes from --policy-file; change that file")
 	}
 	if now := s.Guard().Policy().Version; base != now {
-		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "the policy has version %d, not %d: read it again and repeat your change", now, base)
+		return access.Policy{}, devices.Errorf(devices.CodeStale, "the policy has version %d, not %d: read it again and repeat your change", now, base)
 	}
 	p.Warnings = nil
 	p.Version, p.Changed, p.By = base+1, clock.Now().Truncate(time.Microsecond), principal.Name()+" ("+principal.Key()+")"
@@ -224,7 +224,7 @@ func (s *Service) setPolicy(ctx context.Context, principal access.Principal, p a
 	}
 	switch err := s.registry.SavePolicy(ctx, principal.Key(), p); {
 	case errors.Is(err, devices.ErrConflict):
-		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "another version %d was written at the same time: read it and repeat your change", p.Version)
+		return access.Policy{}, devices.Errorf(devices.CodeStale, "another version %d was written at the same time: read it and repeat your change", p.Version)
 	case err != nil:
 		return access.Policy{}, err
 	}

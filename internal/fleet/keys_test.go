@@ -176,7 +176,7 @@ func TestPolicyVersions(t *testing.T) {
 		if err != nil || first.Version != 1 || p.Ledger.Policy().Version != 1 {
 			t.Fatal(first, err)
 		}
-		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeBadRequest {
+		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeStale {
 			t.Errorf("over an unknown version: %v", err)
 		}
 		elsewhere := func(policy access.Policy) []devices.Change {
@@ -187,7 +187,7 @@ func TestPolicyVersions(t *testing.T) {
 			return changes
 		}
 		second, third := elsewhere(access.Policy{Version: 2, Rules: deny.Rules}), elsewhere(access.Policy{Version: 3})
-		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 1); devices.AsError(err).Code != devices.CodeBadRequest {
+		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 1); devices.AsError(err).Code != devices.CodeStale {
 			t.Errorf("over a version that was not received: %v", err)
 		}
 		s.Registry().Offer(third)

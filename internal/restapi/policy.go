@@ -82,11 +82,9 @@ func (s *Server) runSetPolicy(ctx context.Context, in *setPolicyInput) (p access
 	if p, err = access.ParsePolicy(in.RawBody); err != nil {
 		return p, badRequest(err.Error())
 	}
-	if p, err = s.opt.Service.SetPolicy(ctx, caller(ctx), p, version); err == nil || match == "" {
-		return p, err
-	}
-	if e := devices.AsError(err); e.Code == devices.CodeBadRequest && s.opt.Service.Guard().Policy().Version != version {
-		return p, newProblem(&devices.Error{Code: devices.CodeStale, Detail: e.Detail})
+	p, err = s.opt.Service.SetPolicy(ctx, caller(ctx), p, version)
+	if err != nil && match == "" && devices.AsError(err).Code == devices.CodeStale { // 412 answers If-Match
+		return p, badRequest(devices.AsError(err).Detail)
 	}
 	return p, err
 }
