@@ -48,6 +48,7 @@ func TestCall(t *testing.T) {
 	}
 	f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/tools/self.reboot/call", "").json(t, &result)
 	f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/tools/self.reboot/call", ` {"arguments":null} `).json(t, &result)
+	f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/mcp", `{"method":"tools/call","params":{"name":"self.reboot","arguments":null}}`).json(t, &result)
 }
 
 // Every call has an id that the answer, its header and the audit agree on; what

@@ -50,7 +50,9 @@ func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
 		case "name":
 			call.Tool, _ = jsonspan.String(walk.Value())
 		case "arguments":
-			call.Arguments = walk.Value()
+			if jsonspan.KindOf(walk.Value()) != jsonspan.KindNull {
+				call.Arguments = walk.Value()
+			}
 		}
 	}
 	return call, walk.Err() == nil && call.Tool != ""
