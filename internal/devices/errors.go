@@ -234,6 +234,10 @@ type RPCCall struct {
 	Origin    Origin
 	// Confirmation is as in ToolCall, for tools/call.
 	Confirmation string
+
+	// Waited and Ahead are as in ToolCall.
+	Waited time.Duration
+	Ahead  string
 }
 
 // RPCResult is the device's answer: either Result or Error is set.

@@ -145,6 +145,55 @@ func (r *records) Call(c devices.CallStep) {
 
 func (r *records) Forget(devices.ID) {}
 
+// A call, a raw request and a shared read that waited for the device are recorded with the call that they waited for.
+func TestWaitsAreRecorded(t *testing.T) {
+	for name, waiter := range map[string]func(s *fleet.Service, ctx context.Context) error{
+		"call": func(s *fleet.Service, ctx context.Context) error {
+			_, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.lamp.set", Arguments: json.RawMessage(`{"on":true}`)})
+			return err
+		},
+		"tools/call": func(s *fleet.Service, ctx context.Context) error {
+			_, err := s.CallRPC(ctx, devices.RPCCall{Principal: devicetest.Admin, Device: id, Method: "tools/call", Params: json.RawMessage(`{"name":"self.lamp.set","arguments":{"on":true}}`)})
+			return err
+		},
+		"raw request": func(s *fleet.Service, ctx context.Context) error {
+			_, err := s.CallRPC(ctx, devices.RPCCall{Principal: devicetest.Admin, Device: id, Method: "resources/list"})
+			return err
+		},
+		"shared read": func(s *fleet.Service, ctx context.Context) error {
+			_, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.get_device_status"})
+			return err
+		},
+	} {
+		for _, limit := range []time.Duration{time.Second, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				var r records
+				s := devicetest.New().ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Recorder = &r })
+				script := devicetest.NewScript()
+				script.Tools = guardedTools
+				script.Call = func(string, json.RawMessage) string {
+					time.Sleep(2 * time.Second)
+					return devicetest.True
+				}
+				connect(t, s, "c1", script)
+				ready(t, s)
+				var first sync.WaitGroup
+				first.Go(func() { _, _ = call(t, s, "self.get_device_status", "") })
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				err := waiter(s, ctx)
+				first.Wait()
+				i := slices.IndexFunc(r.calls, func(c devices.CallStep) bool { return c.Ahead != "" })
+				if i < 0 || r.calls[i].Ahead != r.calls[1-i].Call || r.calls[i].Waited != min(limit, 2*time.Second) {
+					t.Errorf("%s, %s: %v, recorded %+v", name, limit, err, r.calls)
+				}
+				s.Close()
+			})
+		}
+	}
+}
+
 // Messages are recorded as calls are, those of a conversation are not. A restart has the outcome of a tool that restarts.
 func TestMessagesAreRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -96,13 +96,19 @@ func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices
 	return s.perform(ctx, x, c, held)
 }
 
+// acquire takes a slot of the device. It returns how long that took, and the call that ran before.
+func (s *Dispatcher) acquire(ctx context.Context, x *session.Session, id devices.ID, key string) (waited time.Duration, ahead string, err error) {
+	begun := time.Now()
+	ahead = s.running.call(id)
+	err = x.Acquire(ctx, key)
+	return time.Since(begun), ahead, err
+}
+
 // perform runs a call that was permitted.
 func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices.ToolCall, held *held) (devices.ToolResult, error) {
 	if held == nil {
-		begun, ahead := time.Now(), s.running.call(c.Device)
-		err := x.Acquire(ctx, c.Principal.Key())
-		c.Waited, c.Ahead = time.Since(begun), ahead
-		if err != nil {
+		var err error
+		if c.Waited, c.Ahead, err = s.acquire(ctx, x, c.Device, c.Principal.Key()); err != nil {
 			return devices.ToolResult{}, err
 		}
 		defer x.Release()

@@ -218,6 +218,7 @@ func callDigest(c *devices.ToolCall) (sum [sha256.Size]byte) {
 
 // sharedCall is one call of a read-only tool, with the callers that wait for its result.
 type sharedCall struct {
+	call      string        // its id
 	done      chan struct{} // closed when the other fields are set
 	result    devices.ToolResult
 	err       error
@@ -240,19 +241,23 @@ func (s *Dispatcher) share(ctx context.Context, d *callerState, c *devices.ToolC
 				d.mu.Unlock()
 				return call()
 			}
-			own := &sharedCall{done: make(chan struct{})}
+			own := &sharedCall{call: c.ID, done: make(chan struct{})}
 			d.shared[key] = own
 			d.mu.Unlock()
 			return d.runShared(ctx, key, own, ttl, call)
 		}
 		d.mu.Unlock()
+		begun := time.Now()
+		c.Ahead = known.call
 		select {
 		case <-known.done:
+			c.Waited = time.Since(begun)
 			if !known.abandoned {
 				s.stats.SharedCalls.Add(1)
 				return known.result, known.err
 			}
 		case <-ctx.Done():
+			c.Waited = time.Since(begun)
 			return devices.ToolResult{}, devices.TimeoutCall(ctx, false)
 		}
 	}

@@ -125,7 +125,7 @@ func (s *Dispatcher) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RP
 	c.ID = s.callID(c.ID)
 	r, err := route(ctx, s, c.Principal, c.Device, c.Origin,
 		func() error { return s.Permit(ctx, c.Principal, access.ScopeCall, c.Device) },
-		func(x *session.Session) (devices.RPCResult, error) { return s.checkedRPC(ctx, x, c) },
+		func(x *session.Session) (devices.RPCResult, error) { return s.checkedRPC(ctx, x, &c) },
 		func() (devices.RPCResult, error) { return s.ports.Router.ForwardRPC(ctx, c) })
 	call, result := s.callOf(&c, &r)
 	if c.Origin != devices.OriginNode {
@@ -150,5 +150,6 @@ func (s *Dispatcher) callOf(c *devices.RPCCall, r *devices.RPCResult) (devices.T
 	} else {
 		result.Outcome, _ = jsonspan.String(jsonspan.Member(r.Result, "outcome"))
 	}
+	call.Waited, call.Ahead = c.Waited, c.Ahead
 	return call, result
 }

@@ -15,7 +15,7 @@ import (
 
 // checkedRPC checks and sends a raw request of any interface, on the node that holds the
 // device.
-func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c *devices.RPCCall) (devices.RPCResult, error) {
 	switch {
 	case x.Tools().NoMCP:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
@@ -35,7 +35,7 @@ func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devic
 	if err := devices.CheckText("params", c.Params); err != nil {
 		return devices.RPCResult{}, err
 	}
-	if err := s.guardRPC(ctx, &c); err != nil {
+	if err := s.guardRPC(ctx, c); err != nil {
 		return devices.RPCResult{}, err
 	}
 	return s.rpc(ctx, x, c)
@@ -58,12 +58,13 @@ func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
 	return call, walk.Err() == nil && call.Tool != ""
 }
 
-func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
-	call, ok := toolCallOf(&c)
+func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c *devices.RPCCall) (devices.RPCResult, error) {
+	call, ok := toolCallOf(c)
 	if !ok {
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
 	}
 	r, err := s.call(ctx, x, &call, nil)
+	c.Waited, c.Ahead = call.Waited, call.Ahead
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
@@ -74,15 +75,16 @@ func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c device
 	return devices.RPCResult{Result: append(result, '}')}, nil
 }
 
-func (s *Dispatcher) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
-	if err := x.Acquire(ctx, c.Principal.Key()); err != nil {
+func (s *Dispatcher) rpc(ctx context.Context, x *session.Session, c *devices.RPCCall) (devices.RPCResult, error) {
+	var err error
+	if c.Waited, c.Ahead, err = s.acquire(ctx, x, c.Device, c.Principal.Key()); err != nil {
 		return devices.RPCResult{}, err
 	}
 	defer x.Release()
 	if err := s.checkKey(c.Principal); err != nil {
 		return devices.RPCResult{}, err
 	}
-	if err := s.guardRPC(ctx, &c); err != nil { // labels may have changed while the request waited
+	if err := s.guardRPC(ctx, c); err != nil { // labels may have changed while the request waited
 		return devices.RPCResult{}, err
 	}
 	result, err := x.Request(ctx, c.Method, c.Params)
