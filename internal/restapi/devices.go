@@ -191,7 +191,7 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 	if err != nil {
 		return nil, err
 	}
-	q := devices.ListQuery{Members: caller(ctx).Caller.NeedsLabels(), Select: selector.And(caller(ctx).Caller.Devices, sel), Text: in.Q, Sort: devices.Sort(in.Sort)}
+	q := devices.ListQuery{Members: caller(ctx).Caller.NeedsLabels(), Select: selector.And(caller(ctx).Caller.Devices, sel.At(p.begun)), Text: in.Q, Sort: devices.Sort(in.Sort)}
 	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Device, string, error) {
 		q.After, q.Limit = after, n
 		views, next, err := s.opt.Service.List(ctx, q)

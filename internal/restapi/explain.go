@@ -59,7 +59,7 @@ func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel, p.after, in.Limit)
+	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel.At(p.begun), p.after, in.Limit)
 	e.NextCursor = p.cursor(e.NextCursor) // a place until here
 	return answerOf(e, err)
 }

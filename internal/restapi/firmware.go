@@ -209,7 +209,7 @@ func (s *Server) checkFirmware(ctx context.Context, in *checkFirmwareInput) (*an
 	by, target := caller(ctx), firmware.Target{Image: in.Image, Release: in.Release}
 	var out api.FirmwareCheck
 	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.FirmwareVerdict, string, error) {
-		return s.opt.Firmware.Check(ctx, by, target, sel, after, n)
+		return s.opt.Firmware.Check(ctx, by, target, sel.At(p.begun), after, n)
 	})
 	if err == nil && in.Cursor == "" {
 		out.Counts, err = s.opt.Firmware.Count(ctx, by, target, sel)

@@ -70,6 +70,42 @@ func TestRelativeTimes(t *testing.T) {
 	})
 }
 
+// So does one in a selection.
+func TestRelativeTimesInSelections(t *testing.T) {
+	f := newFleet(t)
+	for id, seen := range map[devices.ID]time.Duration{"a": time.Hour, "b": 0, "c": time.Hour} {
+		f.put(id, "", "", nil)
+		f.ports.SavePresence(devices.Presence{Device: id, Epoch: 1, LastSeen: time.Now().Add(-seen)})
+	}
+	const query = "?select=seen%3E1s&limit=1"
+	next := func(path, cursor string) (ids, following string) {
+		var p struct {
+			Items      []struct{ ID string }
+			Groups     []struct{ Devices []string }
+			NextCursor string `json:"next_cursor"`
+		}
+		f.do(t, "GET", path+query+"&cursor="+cursor, "").json(t, &p)
+		for _, d := range p.Items {
+			ids += d.ID
+		}
+		for _, g := range p.Groups {
+			ids += strings.Join(g.Devices, "")
+		}
+		return ids, p.NextCursor
+	}
+	first, cursor := next("/v1/devices", "")
+	firstOffline, cursorOffline := next("/v1/explain", "")
+	time.Sleep(time.Second) // b was seen more than a second ago now
+	second, _ := next("/v1/devices", cursor)
+	if first != "a" || second != "c" {
+		t.Errorf("the pages have %s and %s", first, second)
+	}
+	secondOffline, _ := next("/v1/explain", cursorOffline)
+	if firstOffline != "a" || secondOffline != "c" {
+		t.Errorf("explained are %s and %s", firstOffline, secondOffline)
+	}
+}
+
 // A page ends at pageBytes, and what is read for it is bounded as well; every item is on one page.
 func TestPagesAreBoundedInBytes(t *testing.T) {
 	racetest.Skip(t, "what one goroutine computes")

@@ -131,13 +131,21 @@ func (t *Term) value(d *Device) (value string, has bool) {
 	return value, value != ""
 }
 
+// Cutoff returns the time that seen is compared with: Age before the time of At, else before now.
+func (t *Term) Cutoff(now time.Time) time.Time {
+	if !t.from.IsZero() {
+		now = t.from
+	}
+	return now.Add(-t.Age)
+}
+
 // matchSeen compares the time since the device was seen: an online device is seen now, and one that never
 // connected has no value.
 func (t *Term) matchSeen(d *Device, now time.Time) bool {
 	has := d.Online || !d.LastSeen.IsZero()
 	age := time.Duration(0)
 	if !d.Online {
-		age = now.Sub(d.LastSeen)
+		age = t.Cutoff(now).Sub(d.LastSeen) + t.Age
 	}
 	switch t.Op {
 	case OpHas:

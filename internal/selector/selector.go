@@ -98,6 +98,7 @@ type Term struct {
 
 	Version string        // in comparisons of the firmware; the firmware can parse it
 	Age     time.Duration // in comparisons of seen
+	from    time.Time     // see Cutoff
 
 	text string                 // canonical
 	tool func(name string) bool // whether one of Values matches, for FieldTool
@@ -176,6 +177,15 @@ func And(a, b Selector) Selector {
 		return a
 	}
 	return newSelector(slices.Concat(a.terms, b.terms))
+}
+
+// At returns the selector with relative times that count from a time, whenever it is evaluated.
+func (s Selector) At(from time.Time) Selector {
+	s.terms = slices.Clone(s.terms)
+	for i := range s.terms {
+		s.terms[i].from = from
+	}
+	return s
 }
 
 // IsZero reports whether every device matches. It makes `omitzero` work.

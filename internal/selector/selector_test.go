@@ -41,6 +41,16 @@ func shelf() *Device {
 
 func blank() *Device { return &Device{ID: "blank", State: "pending"} }
 
+// A relative time counts from the time of At, however much later the selector is evaluated.
+func TestAt(t *testing.T) {
+	for text, want := range map[string]bool{"seen>4h": false, "seen<4h": true, "seen>2h": true} { // shelf was seen 3 h before now
+		s := And(parse(t, "!room"), parse(t, text).At(now))
+		if got := s.Match(shelf(), now.Add(2*time.Hour)); got != want {
+			t.Errorf("%s: %t", text, got)
+		}
+	}
+}
+
 // Every operator on every field: the devices that the text selects.
 func TestMatch(t *testing.T) {
 	for text, want := range map[string]string{

@@ -215,7 +215,7 @@ func plainLabel(key string) bool {
 
 // seenCondition compares the time since a device was seen; an online device is seen now.
 func seenCondition(t *selector.Term, now time.Time) condition {
-	c := condition{presence: true, exact: true, args: []any{clock.Micros(now.Add(-t.Age))}}
+	c := condition{presence: true, exact: true, args: []any{clock.Micros(t.Cutoff(now))}}
 	switch t.Op {
 	case selector.OpHas:
 		return condition{text: "(p.online OR p.last_seen > 0)", presence: true, exact: true}

@@ -116,7 +116,7 @@ func testFilters(t *testing.T, db Database) {
 	save := func(id devices.ID, admission devices.Admission, name, board, firmware string, online bool, transport devices.Transport) {
 		db.Add(t, devices.Device{ID: id, Admission: admission, Name: name, Labels: map[string]string{"room": name}, Facts: devices.Facts{Board: board, Firmware: firmware}})
 		if transport != "" {
-			s.SavePresence(devices.Presence{Device: id, Epoch: 1, Online: online, Transport: transport})
+			s.SavePresence(devices.Presence{Device: id, Epoch: 1, Online: online, Transport: transport, LastSeen: time.Now()})
 		}
 	}
 	save("a", devices.AdmissionMember, "Küche", "Bread-Compact", "2.4.2", true, devices.TransportMQTT)
@@ -167,13 +167,18 @@ func testFilters(t *testing.T, db Database) {
 			}
 		}
 	}
-	for sort, want := range map[devices.Sort]string{devices.SortName: "d b a c e", devices.SortOfflineSince: "c d e"} {
+	for sort, want := range map[devices.Sort]string{devices.SortName: "d b a c e", devices.SortOfflineSince: "d e c"} {
 		if got := list(t, s, devices.ListQuery{Sort: sort, Limit: 2}); got != want {
 			t.Errorf("sorted by %s: %q, want %q", sort, got, want)
 		}
 	}
 	if got := list(t, s, devices.ListQuery{Sort: devices.SortName, Select: parse(t, "device in (a,c,d)"), Limit: 2}); got != "d a c" {
 		t.Errorf("some by name: %q", got)
+	}
+	for from, want := range map[time.Time]string{time.Now().Add(-1000 * day): "", time.Now().Add(1000 * day): "c"} {
+		if got := list(t, s, devices.ListQuery{Select: parse(t, "seen>1h").At(from)}); got != want {
+			t.Errorf("seen more than an hour before %s: %q, want %q", from, got, want)
+		}
 	}
 	// What FromMap accepts and Parse does not.
 	for _, labels := range []map[string]string{{"room": "a\x00"}, {"x\"y": "z"}, {"\x00": ""}} {
