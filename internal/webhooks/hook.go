@@ -83,7 +83,8 @@ type Store interface {
 	// Update writes what people set of a webhook; ErrStale if its version is not that of h any more.
 	Update(ctx context.Context, h Hook) error
 	Reseal(ctx context.Context, id, old, sealed string) error
-	Delete(ctx context.Context, id string) error
+	// Delete deletes a webhook; ErrStale if it does not have this version any more. 0 is any.
+	Delete(ctx context.Context, id string, version int64) error
 	// Lease takes or extends the lease of a webhook with this version for an instance; false if another has it.
 	// A Store that one process uses has no leases: it writes nothing.
 	Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error)

@@ -110,13 +110,15 @@ func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e ap
 	}
 	switch err := m.opt.Store.Update(ctx, h); {
 	case errors.Is(err, ErrStale):
-		return out, devices.Errorf(devices.CodeStale, "the webhook was changed or deleted by another request at the same time; read it again and repeat your change")
+		return out, errChanged
 	case err != nil:
 		return out, devices.AsError(err)
 	}
 	tasks.Signal(m.poke)
 	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
 }
+
+var errChanged = devices.Errorf(devices.CodeStale, "the webhook was changed or deleted by another request at the same time; read it again and repeat your change")
 
 // match returns an error if a webhook has another revision; an empty one is any.
 func (m *Manager) match(h *Hook, revision string) error {
@@ -214,10 +216,17 @@ func (m *Manager) Delete(ctx context.Context, by access.Principal, id, revision 
 	if err == nil {
 		err = m.match(&h, revision)
 	}
+	version := int64(0)
+	if revision != "" {
+		version = h.Version
+	}
 	if err == nil {
-		if err = m.opt.Store.Delete(ctx, h.ID); errors.Is(err, devices.ErrNotFound) {
+		switch err = m.opt.Store.Delete(ctx, h.ID, version); {
+		case errors.Is(err, ErrStale):
+			err = errChanged
+		case errors.Is(err, devices.ErrNotFound):
 			err = nil // by another request
-		} else if err != nil {
+		case err != nil:
 			err = devices.AsError(err)
 		}
 	}

@@ -83,11 +83,21 @@ func (c *core) NoteChange(by access.Principal, action string, _ devices.ID, deta
 type wire struct {
 	webhooks.Store
 	cut, lose atomic.Bool
+	read      func() // after the next Get
 }
 
 var errCut = fmt.Errorf("%w: cut", devices.ErrDatabase)
 
 func (w *wire) Cut() { w.cut.Store(true) }
+
+func (w *wire) Get(ctx context.Context, id string) (webhooks.Hook, error) {
+	h, err := w.Store.Get(ctx, id)
+	if read := w.read; read != nil {
+		w.read = nil
+		read()
+	}
+	return h, err
+}
 
 func (w *wire) List(ctx context.Context) ([]webhooks.Hook, error) {
 	if w.cut.Load() {
@@ -426,6 +436,30 @@ func TestDelivers(t *testing.T) {
 	}
 	if err := m.Delete(t.Context(), admin, first.ID, ""); devices.AsError(err).Code != devices.CodeNotFound {
 		t.Errorf("deleted twice: %v", err)
+	}
+}
+
+// A deletion of a revision does not delete what an edit made of the webhook meanwhile.
+func TestDeleteBesideAnEdit(t *testing.T) {
+	for name, db := range map[string]storetest.Database{"SQLite": storetest.SQLite(t), "Postgres": storetest.Postgres(t)} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, db)
+			m, store := w.manager()
+			h := w.create(m, admin, api.NewWebhook{URL: newReceiver(t).URL, Types: []string{"online"}})
+			edit := func() {
+				if _, err := m.Edit(t.Context(), admin, h.ID, api.WebhookEdit{Types: &[]string{"offline"}}); err != nil {
+					t.Error(err)
+				}
+			}
+			store.read = edit
+			if err := m.Delete(t.Context(), admin, h.ID, h.Revision()); devices.AsError(err).Code != devices.CodeStale {
+				t.Errorf("it is deleted: %v", err)
+			}
+			store.read = edit
+			if err := m.Delete(t.Context(), admin, h.ID, ""); err != nil {
+				t.Errorf("any revision: %v", err)
+			}
+		})
 	}
 }
 

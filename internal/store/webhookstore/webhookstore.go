@@ -122,10 +122,13 @@ func (s *Store) Reseal(ctx context.Context, id, old, sealed string) error {
 }
 
 // Delete implements webhooks.Store.
-func (s *Store) Delete(ctx context.Context, id string) error {
+func (s *Store) Delete(ctx context.Context, id string, version int64) error {
 	return s.transactions.Run(ctx, "deleting a webhook", func(ctx context.Context, tx *sql.Tx) error {
-		n, err := database.Exec(ctx, tx, `DELETE FROM webhooks WHERE id = $1`, database.Clean(id))
-		if err == nil && n == 0 {
+		n, err := database.Exec(ctx, tx, `DELETE FROM webhooks WHERE id = $1 AND (version = $2 OR $2 = 0)`, database.Clean(id), version)
+		switch {
+		case err == nil && n == 0 && version != 0:
+			return database.Rule(webhooks.ErrStale)
+		case err == nil && n == 0:
 			return database.Rule(devices.ErrNotFound)
 		}
 		if err == nil {
