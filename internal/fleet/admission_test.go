@@ -141,6 +141,29 @@ func TestApproveAdmission(t *testing.T) {
 	})
 }
 
+// Approvals create no more members than the limit allows; members are approved as before.
+func TestApprovalsKeepTheLimit(t *testing.T) {
+	bubble(t, fleet.Config{Approve: true, Members: 1}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		check(t, s, "c1")
+		other := devices.ID("02:00:00:00:00:98")
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: other, ClientID: "c2"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := approve(t, s, ""); got != "" {
+			t.Fatal(got)
+		}
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(other), ""); codeOf(err) != devices.CodeLimitReached || !strings.Contains(err.Error(), "--members-limit") {
+			t.Errorf("above the limit: %v", err)
+		}
+		if err := revoke(t, s, id); err != nil {
+			t.Fatal(err)
+		}
+		if got := approve(t, s, ""); got != "" || s.Registry().Members() != 1 {
+			t.Errorf("a member: %q, %d members", got, s.Registry().Members())
+		}
+	})
+}
+
 // A client that checks in last under a pending device's id gains nothing by it.
 func TestApproveByIDNeedsOneClient(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {

@@ -159,7 +159,7 @@ func (s *Server) deviceRoutes() {
 	register(s, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
 		text: "Admits a waiting device, or a client that waits or was refused; the credentials of the client that it replaces end. " +
 			"Instead of the device's id, the six-digit code that the client speaks will do, which also names the client.",
-		answer: "The device, admitted.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.approveDevice)
+		answer: "The device, admitted.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeLimitReached, devices.CodeUnavailable)}), s.approveDevice)
 	register(s, s.operation(http.MethodDelete, "/v1/devices/{device}/clients/{client}", about{id: "refuseClient", scope: access.ScopeWrite, tag: tagDevices, summary: "Refuse a client",
 		text: "Refuses a client that waits for approval as this device, such as a copy of it; nothing else changes. It gets neither credentials nor an activation code, " +
 			"and does not wait again until an approval names it.",

@@ -110,7 +110,7 @@ func unavailable(err error) error {
 func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, offered devices.Transport) error {
 	if s := r.Status(id, clientID); !s.Known && r.Members() >= r.opt.Limit {
 		r.Stats.FullJoins.Add(1)
-		return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has reached --members-limit; forget devices or raise the limit"}
+		return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: detailFull}
 	}
 	ctx, cancel := context.WithTimeout(ctx, JoinLimit)
 	defer cancel()
@@ -126,6 +126,8 @@ func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, off
 	}
 	return err
 }
+
+const detailFull = "the fleet has reached --members-limit; forget devices or raise the limit"
 
 func join(m *devices.Member, clientID string, offered devices.Transport) error {
 	switch {
@@ -175,6 +177,9 @@ func (r *Registry) Approve(ctx context.Context, who string, id devices.ID, clien
 			if err := refuse(m); err != nil {
 				return err
 			}
+		}
+		if !m.Known() && r.Members() >= r.opt.Limit {
+			return devices.Errorf(devices.CodeLimitReached, detailFull)
 		}
 		replaced := m.ClientID != "" && clientID != "" && clientID != m.ClientID
 		m.Admit(clientID)
