@@ -159,7 +159,7 @@ var settings = []setting{
 		set:  optional(func(c *Config) *string { return &c.NATSListen }, checkListen)},
 	{name: "nats-prefix", group: groupNode, def: "fleetd.v1",
 		help: "Root of all subjects and, upper-cased with _, of stream names.",
-		more: "Two fleets on one NATS need two prefixes.",
+		more: "Two fleets on one NATS need two prefixes, which differ in more than case, dots and underscores.",
 		set:  checked(func(c *Config) *string { return &c.NATSPrefix }, checkPrefix)},
 	{name: "nats-replicas", group: groupNode, def: "1",
 		help: "Servers of an external NATS cluster that hold each event and photo, 1 to 5; 3 survives the loss of one. The same on every node.",

@@ -60,7 +60,7 @@ func newBus(t *testing.T, nc *nats.Conn) *Bus {
 
 func newBusWith(t *testing.T, nc *nats.Conn, opt Options) *Bus {
 	t.Helper()
-	opt.Conn, opt.Prefix, opt.Node, opt.Log = nc, "test.v1", "n1", slog.New(slog.DiscardHandler)
+	opt.Conn, opt.Prefix, opt.Node, opt.Log = nc, cmp.Or(opt.Prefix, "test.v1"), "n1", slog.New(slog.DiscardHandler)
 	opt.Retention, opt.Limit, opt.NotificationLimit = time.Hour, 10<<20, 20<<20
 	b, err := New(opt)
 	if err != nil {

@@ -126,6 +126,25 @@ func TestStreamIsBroughtInLine(t *testing.T) {
 	})
 }
 
+// Prefixes that differ in case, or in dots and underscores, lead to one name of a stream. It stays with the fleet that made it.
+func TestStreamOfAnotherFleet(t *testing.T) {
+	t.Parallel()
+	s := natsServer(t, t.TempDir(), -1)
+	nc := connect(t, s.ClientURL())
+	first := newBus(t, nc)
+	for _, prefix := range []string{"test_v1", "Test.V1"} {
+		other := newBusWith(t, nc, Options{Prefix: prefix})
+		devicetest.Eventually(t, "the reason is given", func() bool {
+			err := other.Ready()
+			return err != nil && strings.Contains(err.Error(), "another --nats-prefix")
+		})
+	}
+	keptWithin(t, first, streams(t, nc), recovery)
+	if err := first.Ready(); err != nil {
+		t.Errorf("the first fleet: %v", err)
+	}
+}
+
 // While events cannot be kept, subscribers have them, and Ready has the reason.
 func TestReady(t *testing.T) {
 	t.Parallel()

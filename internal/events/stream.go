@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,7 @@ const (
 // so that subscribers receive them, and the stream as soon as it is back.
 type stream struct {
 	cfg     jetstream.StreamConfig
+	root    string // which its subjects begin with
 	conn    *nats.Conn
 	js      jetstream.JetStream // has only the pending acknowledgements of this stream
 	dropped *counters.Map[string]
@@ -61,7 +63,7 @@ func limitsOf(cfg *jetstream.StreamConfig) devices.StreamLimits {
 }
 
 func newStream(cfg jetstream.StreamConfig, opt Options, dropped *counters.Map[string], wake func()) (*stream, error) {
-	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, firstSequence: opt.FirstSequence, window: cfg.Duplicates, fault: errNotOpen, replaced: make(chan struct{})}
+	s := &stream{cfg: cfg, root: opt.Prefix + ".", conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, firstSequence: opt.FirstSequence, window: cfg.Duplicates, fault: errNotOpen, replaced: make(chan struct{})}
 	s.cfg.Duplicates = min(s.window, cfg.MaxAge)
 	var err error
 	s.js, err = jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(ackTimeout),
@@ -176,6 +178,9 @@ func SequenceOfTime() uint64 { return uint64(clock.Now().UnixMilli()) }
 // placement and compression.
 func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig, others devices.OthersLimits) error {
 	narrow := !sameSubjects(cfg.Subjects, s.cfg.Subjects)
+	if narrow && len(cfg.Subjects) > 0 && !strings.HasPrefix(cfg.Subjects[0], s.root) { // StreamName is the same for a.b, a_b and A.B
+		return fmt.Errorf("%w: its subjects begin with %s; set a --nats-prefix that differs in more than case, dots and underscores", errForeign, cfg.Subjects[0])
+	}
 	differ := limitsOf(&cfg) != limitsOf(&s.cfg) || cfg.Duplicates != s.cfg.Duplicates || cfg.Discard != s.cfg.Discard
 	if !narrow && (!differ || time.Since(s.asked) < limitsEvery) {
 		return nil
@@ -199,6 +204,8 @@ func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig, others d
 	}
 	return err
 }
+
+var errForeign = errors.New("it belongs to a fleet with another --nats-prefix")
 
 func sameSubjects(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
@@ -234,6 +241,8 @@ func (s *stream) explain(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
 		return errors.New("JetStream is not enabled in NATS, or not for this account: enable it; if it is enabled, see the log of the NATS server and its disk")
+	case errors.Is(err, errForeign):
+		return fmt.Errorf("stream %s cannot be used: %w", s.cfg.Name, err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout), errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("JetStream does not answer for stream %s: see the log of the NATS server", s.cfg.Name)
 	}
