@@ -50,19 +50,13 @@ type Precondition struct {
 
 // revision is what If-Match names; 0: any.
 func (p *Precondition) revision() (int64, error) {
-	text := strings.TrimSpace(p.IfMatch)
-	if text == "" || text == "*" {
+	text := (&Match{p.IfMatch}).revision()
+	if text == "" {
 		return 0, nil
 	}
-	if len(text) >= 2 && text[0] == '"' && text[len(text)-1] == '"' {
-		text = text[1 : len(text)-1]
-	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	switch {
-	case err != nil || n < 0:
-		return 0, badRequest(`If-Match must be the ETag of a device, such as "42"`)
-	case n == 0:
-		return 0, newProblem(&devices.Error{Code: devices.CodeStale, Detail: "no member is at revision 0: read the device again and make your change there"})
+	if err != nil || n <= 0 {
+		return 0, newProblem(&devices.Error{Code: devices.CodeStale, Detail: "no member has the ETag " + strconv.Quote(p.IfMatch) + ": read the device again and make your change there"})
 	}
 	return n, nil
 }
