@@ -17,6 +17,8 @@ import (
 type Codes interface {
 	// SaveCode stores the hash of a code, and what it gives. devices.ErrConflict means that it is stored already.
 	SaveCode(ctx context.Context, hash string, document []byte, expires time.Time) error
+	// ReadCode returns what a code gives, or devices.ErrNotFound as TakeCode does, and leaves the code as it is.
+	ReadCode(ctx context.Context, hash string, now time.Time) (document []byte, err error)
 	// TakeCode deletes a code and returns what it gives, or devices.ErrNotFound if there
 	// is none or it has expired. Of several callers, on any nodes, one receives it.
 	TakeCode(ctx context.Context, hash string, now time.Time) (document []byte, err error)
@@ -41,6 +43,10 @@ func (s *Service) takeCode(ctx context.Context, purpose string, code string, val
 	if err != nil {
 		return err
 	}
+	return decodeCode(document, value)
+}
+
+func decodeCode(document []byte, value any) error {
 	if err := json.Unmarshal(document, value); err != nil {
 		return fmt.Errorf("a stored code is invalid: %.100q: %w", document, err)
 	}

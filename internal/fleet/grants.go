@@ -97,8 +97,19 @@ func (s *Service) Allow(ctx context.Context, principal access.Principal, g acces
 	return err
 }
 
-// TakeAuthorization returns what a code gives, once; devices.ErrNotFound if it is wrong, used or has expired.
-func (s *Service) TakeAuthorization(ctx context.Context, code string) (a Authorization, err error) {
+// TakeAuthorization returns what a code gives, once; devices.ErrNotFound if it is wrong, used or has expired. An error of check is
+// returned, and leaves the code as it is.
+func (s *Service) TakeAuthorization(ctx context.Context, code string, check func(Authorization) error) (a Authorization, err error) {
+	document, err := s.ports.Codes.ReadCode(ctx, access.HashCode(access.CodeGrant, code), clock.Now())
+	if err != nil {
+		return a, err
+	}
+	if err := decodeCode(document, &a); err != nil {
+		return a, err
+	}
+	if err := check(a); err != nil {
+		return a, err
+	}
 	return a, s.takeCode(ctx, access.CodeGrant, code, &a)
 }
 

@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/clock"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // grantIDLength is that of the id of a key.
@@ -63,17 +64,17 @@ func (s *Server) redeem(r *http.Request, parameters url.Values) (tokens, error) 
 	case err != nil:
 		return tokens{}, s.guessed(r, no)
 	}
-	a, err := s.opt.Service.TakeAuthorization(r.Context(), code)
+	// An application whose keys cannot be fetched now, or not be checked, tries again with the same code.
+	a, err := s.opt.Service.TakeAuthorization(r.Context(), code, func(a fleet.Authorization) error {
+		if a.Key.Grant == nil || parameters.Get("redirect_uri") != a.Redirect {
+			return no
+		}
+		return s.authenticate(r.Context(), parameters, a.Key.Grant)
+	})
 	switch {
 	case errors.Is(err, devices.ErrNotFound):
 		return tokens{}, no
 	case err != nil:
-		return tokens{}, err
-	}
-	if a.Key.Grant == nil || parameters.Get("redirect_uri") != a.Redirect {
-		return tokens{}, no
-	}
-	if err := s.authenticate(r.Context(), parameters, a.Key.Grant); err != nil {
 		return tokens{}, err
 	}
 	sum := sha256.Sum256([]byte(parameters.Get("code_verifier")))

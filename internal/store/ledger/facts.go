@@ -50,12 +50,22 @@ func (l *Ledger) SaveCode(ctx context.Context, hash string, document []byte, exp
 	})
 }
 
+// ReadCode implements fleet.Codes.
+func (l *Ledger) ReadCode(ctx context.Context, hash string, now time.Time) (document []byte, err error) {
+	return l.code(ctx, `SELECT document, expires_at FROM console_codes WHERE hash = $1`, hash, now)
+}
+
 // TakeCode implements fleet.Codes.
 func (l *Ledger) TakeCode(ctx context.Context, hash string, now time.Time) (document []byte, err error) {
+	return l.code(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash, now)
+}
+
+// code returns what the code of a statement gives.
+func (l *Ledger) code(ctx context.Context, statement, hash string, now time.Time) (document []byte, err error) {
 	var text string
 	var expires int64
 	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
-		err := t.tx.QueryRowContext(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash).Scan(&text, &expires)
+		err := t.tx.QueryRowContext(ctx, statement, hash).Scan(&text, &expires)
 		if isNoRows(err) {
 			return database.Rule(devices.ErrNotFound)
 		}

@@ -706,11 +706,16 @@ func testConsoleCodes(t *testing.T, db Database) {
 			t.Fatal(err)
 		}
 	}
+	if document, err := other.ReadCode(t.Context(), "a", start); err != nil || string(document) != `{"of":"a"}` {
+		t.Errorf("read: %s, %v", document, err)
+	}
+	_, err := l.ReadCode(t.Context(), "b", start.Add(time.Minute))
+	mustBe(t, err, devices.ErrNotFound)
 	// security: K19
 	if document, err := other.TakeCode(t.Context(), "a", start.Add(59*time.Second)); err != nil || string(document) != `{"of":"a"}` {
 		t.Errorf("on another node: %s, %v", document, err)
 	}
-	_, err := l.TakeCode(t.Context(), "a", start)
+	_, err = l.TakeCode(t.Context(), "a", start)
 	mustBe(t, err, devices.ErrNotFound)
 	_, err = l.TakeCode(t.Context(), "b", start.Add(time.Minute))
 	mustBe(t, err, devices.ErrNotFound)

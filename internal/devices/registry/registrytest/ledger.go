@@ -326,15 +326,26 @@ func (l *Ledger) SaveCode(_ context.Context, hash string, document []byte, expir
 	return nil
 }
 
+// ReadCode implements fleet.Codes.
+func (l *Ledger) ReadCode(_ context.Context, hash string, now time.Time) ([]byte, error) {
+	return l.code(hash, now, false)
+}
+
 // TakeCode implements fleet.Codes.
 func (l *Ledger) TakeCode(_ context.Context, hash string, now time.Time) ([]byte, error) {
+	return l.code(hash, now, true)
+}
+
+func (l *Ledger) code(hash string, now time.Time, take bool) ([]byte, error) {
 	leave, err := l.enter()
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	code, ok := l.codes[hash]
-	delete(l.codes, hash)
+	if take {
+		delete(l.codes, hash)
+	}
 	if !ok || !now.Before(code.expires) {
 		return nil, devices.ErrNotFound
 	}
