@@ -84,6 +84,9 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 	if in.Body != nil && in.Body.For == access.CodeConsent {
 		return s.createConsentCode(ctx, in.Body, scopes)
 	}
+	if in.Body != nil && (!in.Body.Devices.IsZero() || len(in.Body.Tools) > 0) {
+		return nil, badRequest("devices and tools narrow a consent alone: add \"for\":\"consent\", or make a key with them for the console (POST /v1/keys)")
+	}
 	if s.opt.Console == nil {
 		return nil, errConsoleOff
 	}

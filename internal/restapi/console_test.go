@@ -247,6 +247,9 @@ func TestConsentCodes(t *testing.T) {
 		"a key without any":   {broker, `{"for":"consent"}`, 400},
 		"another purpose":     {kitchen, `{"for":"everything"}`, 400},
 		"a wrong token":       {"fld_x", `{"for":"consent"}`, 401},
+		"devices, no purpose": {kitchen, `{"devices":"room=lab"}`, 400},
+		"tools, no purpose":   {kitchen, `{"tools":["self.a.b"]}`, 400},
+		"tools, the console":  {kitchen, `{"for":"console","tools":["self.a.b"]}`, 400},
 	} {
 		r := f.do(t, "POST", "/v1/console/codes", c.body, as(c.token)...)
 		// security: H20
