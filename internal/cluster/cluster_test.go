@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
@@ -333,6 +334,7 @@ func TestServicesNeedAToken(t *testing.T) {
 		return string(msg.Data)
 	}
 	admin := nats.Header{HeaderToken: {f.mint.AdminToken()}}
+	f.holding.Keys().SetAccessTokens(func(string, time.Time) (grant, resource string, err error) { return "grant", "/mcp", nil })
 	for _, c := range []struct {
 		name, verb string
 		header     nats.Header
@@ -340,6 +342,7 @@ func TestServicesNeedAToken(t *testing.T) {
 	}{
 		{"no token", "call", nil, string(body), "unauthorized"},
 		{"wrong token", "call", nats.Header{HeaderToken: {"x"}}, string(body), "unauthorized"},
+		{"token of an application", "call", nats.Header{HeaderToken: {access.AccessPrefix + "x"}}, string(body), "forbidden"},
 		{"forged hop", "call", nats.Header{HeaderStamp: {"x"}}, string(body), "unauthorized"},
 		{"hop for another verb", "call", nats.Header{HeaderStamp: {f.far.stamp(id, "rpc", f.holder.nonce, "_INBOX.far.1", "", body)}}, string(body), "unauthorized"},
 		{"no JSON", "call", admin, "x", "bad_request"},

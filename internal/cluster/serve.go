@@ -75,7 +75,10 @@ func (l *Link) check(msg *nats.Msg, r *request) (err error) {
 		return err
 	case err != nil:
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token: " + err.Error()}
-		if errors.Is(err, errReplayed) {
+		switch {
+		case errors.Is(err, access.ErrResource):
+			refusal = &devices.Error{Code: devices.CodeForbidden, Detail: err.Error()}
+		case errors.Is(err, errReplayed):
 			refusal.Detail = err.Error()
 		}
 		l.service.Load().NoteRefusal(access.Principal{Via: access.ViaNATS}, r.verb, r.device, refusal)
