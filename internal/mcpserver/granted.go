@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ var toolScopes = map[string][]access.Scope{
 
 // lacksScope refuses a request of an application whose grant does not have a scope that the request needs: the host can ask the
 // person for more (RFC 6750, 3.1; MCP 2026-07-28, authorization). Whoever uses a pasted key gets the error of the tool.
-func (v *requestInfo) lacksScope(r *http.Request) *refusal {
+func (s *Server) lacksScope(r *http.Request, v *requestInfo) *refusal {
 	if !v.granted || r.Method != http.MethodPost {
 		return nil
 	}
@@ -37,7 +38,7 @@ func (v *requestInfo) lacksScope(r *http.Request) *refusal {
 	if err != nil {
 		return nil // whoever reads it again answers
 	}
-	return v.needs(scopesOf(body, v)...)
+	return v.needs(s.scopesOf(r.Context(), body, v)...)
 }
 
 // needs refuses an application without all of these scopes.
@@ -52,7 +53,7 @@ func (v *requestInfo) needs(scopes ...access.Scope) *refusal {
 }
 
 // scopesOf returns the scopes that a message needs. Messages of a batch get the errors of their tools.
-func scopesOf(body []byte, v *requestInfo) []access.Scope {
+func (s *Server) scopesOf(ctx context.Context, body []byte, v *requestInfo) []access.Scope {
 	method, _ := callOf(body)
 	params := jsonspan.Member(body, "params")
 	name, _ := jsonspan.String(jsonspan.Member(params, "name"))
@@ -66,7 +67,34 @@ func scopesOf(body []byte, v *requestInfo) []access.Scope {
 	case method != "tools/call":
 		return nil
 	case v.device != "":
+		if s.isUserOnly(ctx, v.by(), string(v.device), name) {
+			return []access.Scope{access.ScopeCall, access.ScopeUser}
+		}
 		return []access.Scope{access.ScopeCall}
 	}
-	return toolScopes[name]
+	argument := func(name string) string {
+		text, _ := jsonspan.String(jsonspan.Member(jsonspan.Member(params, "arguments"), name))
+		return text
+	}
+	scopes := toolScopes[name]
+	if argument("later") != "" {
+		scopes = append(slices.Clip(scopes), access.ScopeJobs)
+	}
+	if tool := argument("tool"); tool != "" && s.isUserOnly(ctx, v.by(), argument("device"), tool) {
+		scopes = append(slices.Clip(scopes), access.ScopeUser)
+	}
+	return scopes
+}
+
+// isUserOnly reports whether a tool is user-only, on any device or on the one with this id or name.
+func (s *Server) isUserOnly(ctx context.Context, by access.Principal, device, tool string) bool {
+	if access.IsUserTool(tool) || device == "" {
+		return access.IsUserTool(tool)
+	}
+	view, err := s.namedView(ctx, by, device)
+	if err != nil || view.index == nil {
+		return false
+	}
+	t := view.index.find(tool)
+	return t != nil && (t.userOnly || access.IsUserTool(t.name))
 }

@@ -9,6 +9,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/clock"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
 
@@ -122,7 +123,13 @@ func TestSessionsBelongToTheirGrant(t *testing.T) {
 
 func TestInsufficientScope(t *testing.T) {
 	f := newGrantedFleet(t)
-	f.connect(t, lamp, devicetest.NewScript())
+	script := devicetest.NewScript()
+	script.Tools = "[" + devicetest.Volume + "," + strings.Replace(devicetest.Reboot, "self.reboot", "self.get_system_info", 1) + "]"
+	f.connect(t, lamp, script)
+	name := "Lamp"
+	if err := f.service.Edit(t.Context(), devicetest.Admin, lamp, 0, fleet.Edit{Name: &name}); err != nil {
+		t.Fatal(err)
+	}
 	_, key := f.key(t, "devices:read tools:call events:read", "", time.Hour)
 	granted := f.allow(t, key, "devices:read", PathMCP)
 	call := func(tool string) string {
@@ -139,6 +146,31 @@ func TestInsufficientScope(t *testing.T) {
 	}
 	if a := f.send(t, http.MethodPost, PathDevices+string(lamp), granted, call("self.audio_speaker.set_volume")); a.status != 403 {
 		t.Errorf("at a device: %d %s", a.status, a.body)
+	}
+	// What a call is of may need more than the tool of the fleet.
+	plain := f.allow(t, key, "devices:read tools:call", PathMCP)
+	plainSession := f.open(t, PathMCP, plain)
+	for name, c := range map[string]struct{ path, tool, arguments, want string }{
+		"a tool for models":          {PathMCP, "call_device_tool", `{"device":"` + string(lamp) + `","tool":"self.audio_speaker.set_volume","arguments":{"volume":1}}`, ""},
+		"a call that waits":          {PathMCP, "call_device_tool", `{"device":"` + string(lamp) + `","tool":"self.audio_speaker.set_volume","later":"1h"}`, "tools:call jobs"},
+		"a message that waits":       {PathMCP, "send_message", `{"text":"x","later":"1h"}`, "tools:call jobs"},
+		"user-only":                  {PathMCP, "call_device_tool", `{"device":"` + string(robot) + `","tool":"self.reboot"}`, "tools:call tools:call:user"},
+		"marked by the device":       {PathMCP, "call_device_tool", `{"device":"` + string(lamp) + `","tool":"self.get_system_info"}`, "tools:call tools:call:user"},
+		"of a device with a name":    {PathMCP, "call_device_tool", `{"device":"Lamp","tool":"get_system_info"}`, "tools:call tools:call:user"},
+		"of a group":                 {PathMCP, "call_many", `{"tool":"self.reboot"}`, "tools:call tools:call:user"},
+		"user-only, in a job":        {PathMCP, "run_job", `{"select":"","tool":"self.reboot"}`, "jobs tools:call tools:call:user"},
+		"at the address of a device": {PathDevices + string(lamp), "get_system_info", `{}`, "tools:call tools:call:user"},
+	} {
+		body := `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"` + c.tool + `","arguments":` + c.arguments + `}}`
+		var headers []string
+		if c.path == PathMCP {
+			headers = []string{"Mcp-Session-Id", plainSession, "Mcp-Protocol-Version", "2025-06-18"}
+		}
+		a := f.send(t, http.MethodPost, c.path, plain, body, headers...)
+		// security: H21
+		if status := map[bool]int{true: 200, false: 403}[c.want == ""]; a.status != status || c.want != "" && !strings.Contains(a.header.Get("WWW-Authenticate"), `error="insufficient_scope", scope="`+c.want+`"`) {
+			t.Errorf("%s: %d %v %s", name, a.status, a.header, a.body)
+		}
 	}
 	caller := f.allow(t, key, "tools:call", PathMCP)
 	if a := f.send(t, http.MethodPost, PathDevices+string(lamp), caller, hello); a.status != 403 || !strings.Contains(a.header.Get("WWW-Authenticate"), `error="insufficient_scope", scope="devices:read"`) {

@@ -257,11 +257,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer leave()
 	r = r.WithContext(ctx)
-	if denied := v.lacksScope(r); denied != nil {
-		s.refuse(w, r, denied)
+	if !s.beginRequest(w, r, v, connlimit.WorkOfBody(r, BodyLimit)) {
 		return
 	}
-	if !s.beginRequest(w, r, v, connlimit.WorkOfBody(r, BodyLimit)) {
+	if denied := s.lacksScope(r, v); denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
 	switch {
