@@ -170,6 +170,8 @@ type Job struct {
 	Group     string    `json:"group,omitempty" doc:"The jobs of one release have the same group."`
 	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
 	Reason    string    `json:"reason" doc:"It says why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, board_changed, astray, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key. While it is running: hold, if its stage has passed and waits for POST .../advance."`
+	Action    string    `json:"action" doc:"This is the kind of its action: call, message, restart or firmware; spec.action has all of it."`
+	Select    string    `json:"select" doc:"This is the selection of spec. It is empty for all devices, and if spec names the devices."`
 	Spec      JobSpec   `json:"spec" doc:"It is the job as it was given, with the defaults filled in."`
 	Stage     int       `json:"stage" doc:"This is the current stage, from 1. It is 0 without stages."`
 	Round     int64     `json:"round" doc:"It says how often a repeating job has fired. It is 0 otherwise."`

@@ -11,7 +11,7 @@ import (
 // jobView returns a job as the API shows it.
 func jobView(j *jobs.Job) api.Job {
 	c := &j.Counts
-	out := api.Job{ID: j.ID, Group: j.Group, State: string(j.State), Reason: j.Reason, Spec: j.Spec, Round: j.Round, Until: at(j.Until), Missed: j.Missed,
+	out := api.Job{ID: j.ID, Group: j.Group, State: string(j.State), Reason: j.Reason, Action: j.Action, Select: j.Spec.Select, Spec: j.Spec, Round: j.Round, Until: at(j.Until), Missed: j.Missed,
 		CreatedBy: j.OwnerName, CreatedAt: at(j.CreatedAt), BegunAt: at(j.BegunAt), EndedAt: at(j.EndedAt),
 		Counts: api.JobCounts{Total: c.Total(), Waiting: c.Waiting, Running: c.Running, OK: c.Of(jobs.OK), Failed: c.Of(jobs.Failed), Unknown: c.Of(jobs.Unknown),
 			Refused: c.Of(jobs.Refused), Expired: c.Of(jobs.Expired), Cancelled: c.Of(jobs.CancelledT), Already: c.Of(jobs.Already),
