@@ -202,8 +202,8 @@ func base(r *http.Request) string {
 // origin returns the address of this server for a client. It is the configured one if there is: what is derived from a request
 // could be forged, and hosts compare it.
 func (s *Server) origin(r *http.Request) string {
-	if s.opt.Issuer != "" {
-		return s.opt.Issuer
+	if s.opt.PublicURL != "" {
+		return s.opt.PublicURL
 	}
 	return base(r)
 }
@@ -215,7 +215,7 @@ var firstScopes = []string{string(access.ScopeRead), string(access.ScopeCall)}
 // get another one.
 func (s *Server) challenge(r *http.Request) string {
 	text := `Bearer resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
-	if s.opt.Issuer != "" {
+	if s.opt.Login {
 		text += `, scope="` + strings.Join(firstScopes, " ") + `"`
 	}
 	if r.Header.Get("Authorization") != "" {
@@ -234,8 +234,8 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 	}
 	var servers []string
 	scopes := access.AllScopes().Names()
-	if s.opt.Issuer != "" {
-		servers, scopes = []string{s.opt.Issuer}, firstScopes
+	if s.opt.Login {
+		servers, scopes = []string{s.opt.PublicURL}, firstScopes
 	}
 	body, err := json.Marshal(struct {
 		Resource string   `json:"resource"`

@@ -36,7 +36,7 @@ func (f *testFleet) allow(t *testing.T, keyToken, scopes, resource string) strin
 }
 
 func newGrantedFleet(t *testing.T) *testFleet {
-	f := newFleet(t, func(o *Options) { o.Issuer = "https://fleet.example.org" })
+	f := newFleet(t, func(o *Options) { o.PublicURL, o.Login = "https://fleet.example.org", true })
 	f.service.Keys().SetAccessTokens(func(token string, _ time.Time) (grant, resource string, err error) {
 		grant, resource, ok := strings.Cut(strings.TrimPrefix(token, access.AccessPrefix), " ")
 		if !ok {
@@ -91,6 +91,20 @@ func TestAccessTokens(t *testing.T) {
 		if !strings.Contains(a.body, `"resource":"https://fleet.example.org`+resource+`"`) || !strings.Contains(a.body, `"authorization_servers":["https://fleet.example.org"]`) || !strings.Contains(a.body, `"scopes_supported":["devices:read","tools:call"]`) {
 			t.Errorf("%s: %s", resource, a.body)
 		}
+	}
+}
+
+// Without the login, the public name still is the source of every address.
+func TestPublicURLWithoutLogin(t *testing.T) {
+	f := newFleet(t, func(o *Options) { o.PublicURL = "https://fleet.example.org" })
+	forged := []string{"Host", "localhost", "X-Forwarded-Proto", "http"}
+	a := f.send(t, http.MethodGet, PathMetadata+PathMCP, "", "", forged...)
+	if !strings.Contains(a.body, `"resource":"https://fleet.example.org/mcp"`) || strings.Contains(a.body, "authorization_servers") || !strings.Contains(a.body, `"admin"`) {
+		t.Error(a.body)
+	}
+	a = f.send(t, http.MethodPost, PathMCP, "", hello, forged...)
+	if got := a.header.Get("WWW-Authenticate"); got != `Bearer resource_metadata="https://fleet.example.org/.well-known/oauth-protected-resource/mcp"` {
+		t.Errorf("challenge %s", got)
 	}
 }
 

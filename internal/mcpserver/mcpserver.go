@@ -96,8 +96,10 @@ type Options struct {
 	// Hosts are names of the API besides IP addresses and localhost. Origins are web
 	// pages that may send requests, as scheme://host[:port].
 	Hosts, Origins []string
-	// Issuer is the address under which hosts reach MCP, and of the authorization server; empty: hosts use API keys alone.
-	Issuer string
+	// PublicURL is the address under which hosts reach MCP, --public-api-url; may be empty.
+	PublicURL string
+	// Login says that there is an authorization server at PublicURL; without it, hosts use API keys alone.
+	Login bool
 	// Node is the prefix of session ids, by which a load balancer finds the node.
 	Node     string
 	Version  string

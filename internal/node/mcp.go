@@ -21,7 +21,7 @@ func (n *node) startMCP() {
 		n.oauth = oauth.New(oauth.Options{Issuer: n.cfg.PublicAPIURL, CIMD: n.cfg.OAuthCIMD, Hosts: n.cfg.OAuthHosts, Service: n.service, Mint: n.mint, Failures: n.failures["api-listen"], Client: documentClient, Log: n.log,
 			Auth: &access.Authenticator{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}})
 	}
-	n.mcp = mcpserver.New(mcpserver.Options{Issuer: n.issuer(), Service: n.service, Mint: n.mint, Events: n.events, Explainer: n.explain, Photos: n.vision, Audit: n.store, Jobs: n.jobs.manager, Hosts: n.cfg.MCPHosts, Origins: n.cfg.MCPOrigins,
+	n.mcp = mcpserver.New(mcpserver.Options{PublicURL: n.cfg.PublicAPIURL, Login: n.oauth != nil, Service: n.service, Mint: n.mint, Events: n.events, Explainer: n.explain, Photos: n.vision, Audit: n.store, Jobs: n.jobs.manager, Hosts: n.cfg.MCPHosts, Origins: n.cfg.MCPOrigins,
 		Failures: n.failures["api-listen"], Work: n.work,
 		Auth: &access.Authenticator{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin, Open: n.cfg.APIAuth == "none"},
 		Node: n.cfg.Node, Version: n.cfg.Version, Draining: n.draining.Load, Log: n.log})
