@@ -245,7 +245,8 @@ func (m *Mint) Cursor(list, place string, now time.Time) string {
 // Place opens the result of [Mint.Cursor] of any node. Cursors of the previous secret are valid during its grace.
 // ErrInvalid means another list, another secret, or a modified cursor.
 func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
-	return m.openTicket(cursorTicket, list, cursor, now)
+	valid := m.ring.Load().valid(now)
+	return openTicket(cursorTicket, list, cursor, valid[:])
 }
 
 // AccessToken seals a grant's id, the resource that the token opens, and its end (whole seconds).
@@ -255,7 +256,8 @@ func (m *Mint) AccessToken(grant, resource string, expires, now time.Time) strin
 
 // OpenAccessToken opens the result of [Mint.AccessToken]. ErrExpired means that the token was valid once.
 func (m *Mint) OpenAccessToken(token string, now time.Time) (grant, resource string, err error) {
-	text, err := m.openTicket(accessTicket, "", token, now)
+	valid := m.ring.Load().valid(now)
+	text, err := openTicket(accessTicket, "", token, valid[:])
 	if err != nil {
 		return "", "", err
 	}
@@ -272,9 +274,14 @@ func (m *Mint) ClientID(metadata string, now time.Time) string {
 	return m.ticket(clientTicket, "", metadata, now)
 }
 
-// OpenClientID opens the result of [Mint.ClientID], or returns ErrInvalid.
-func (m *Mint) OpenClientID(id string, now time.Time) (metadata string, err error) {
-	return m.openTicket(clientTicket, "", id, now)
+// OpenClientID opens the result of [Mint.ClientID], or returns ErrInvalid. Those of all secrets are valid: an application cannot be
+// told of a new client_id, and whoever has an old secret could as well register.
+func (m *Mint) OpenClientID(id string) (metadata string, err error) {
+	var secrets []*key
+	for _, s := range m.ring.Load().secrets {
+		secrets = append(secrets, s.secret)
+	}
+	return openTicket(clientTicket, "", id, secrets)
 }
 
 // ticket seals a text for a purpose, under a name. The result is base64url without padding.
@@ -282,13 +289,13 @@ func (m *Mint) ticket(purpose, name, text string, now time.Time) string {
 	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), purpose).Seal(nil, nil, []byte(text), []byte(name)))
 }
 
-// openTicket opens the result of ticket of any node. Those of the previous secret are valid during its grace.
-func (m *Mint) openTicket(purpose, name, ticket string, now time.Time) (string, error) {
+// openTicket opens the result of ticket of any node that has one of these secrets; nil ones are left out.
+func openTicket(purpose, name, ticket string, secrets []*key) (string, error) {
 	box, err := base64.RawURLEncoding.DecodeString(ticket)
 	if err != nil {
 		return "", ErrInvalid
 	}
-	for _, secret := range m.ring.Load().valid(now) {
+	for _, secret := range secrets {
 		if secret == nil {
 			continue
 		}

@@ -29,6 +29,7 @@ func TestRotation(t *testing.T) {
 		const device, client = "aa:bb:cc:dd:ee:ff", "c"
 		now := time.Now()
 		oldToken, oldAdmin, oldSealed := a.DeviceToken(device, client, 4), a.AdminToken(), a.Seal("p", "n", []byte("chip"))
+		oldApplication := a.ClientID("{}", now)
 		oldUpload := a.UploadToken(device, now.Add(240*time.Hour))
 		until := now.Add(time.Hour)
 		rotation := credential.Rotation{PreviousUntil: until, Secrets: []credential.SealedSecret{{Number: 1, Since: 5, Sealed: a.NewSecret(1)}}}
@@ -92,6 +93,17 @@ func TestRotation(t *testing.T) {
 			t.Errorf("the grace is over, and what was not sealed anew is lost: %v", err)
 		} else if _, err := thief.Open("p", "n", again); err == nil {
 			t.Error("what was sealed anew opens with the old secret")
+		}
+		// A registered application has its client_id for as long as it has a grant, however often the secret is replaced.
+		rotation.Secrets = append(rotation.Secrets, credential.SealedSecret{Number: 2, Since: 6, Sealed: a.NewSecret(2)})
+		if err := a.Adopt(rotation, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := a.OpenClientID(oldApplication); err != nil || text != "{}" {
+			t.Errorf("the client_id of a registered application: %q, %v", text, err)
+		}
+		if _, err := a.OpenClientID(a.Cursor("client", "{}", time.Now())); err == nil {
+			t.Error("a cursor opens as a client_id")
 		}
 	})
 }

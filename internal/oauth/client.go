@@ -202,7 +202,7 @@ func hostOf(u *url.URL) string {
 
 // registeredClient opens the client_id of a registered application.
 func (s *Server) registeredClient(id, sealed string) (*client, *refusal) {
-	text, err := s.opt.Mint.OpenClientID(sealed, clock.Now())
+	text, err := s.opt.Mint.OpenClientID(sealed)
 	if err != nil {
 		return nil, invalidClient("this client_id was not made here; register again at " + s.opt.Issuer + PathRegister)
 	}
