@@ -83,7 +83,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	status, _ := denied.err.Code.Status()
 	h := w.Header()
 	if denied.scopes != "" {
-		h.Set("WWW-Authenticate", `Bearer error="insufficient_scope", scope="`+denied.scopes+`", resource_metadata="`+s.origin(r)+PathMetadata+r.URL.Path+`"`)
+		h.Set("WWW-Authenticate", `Bearer error="insufficient_scope", scope="`+denied.scopes+`", `+s.metadataOf(r))
 	}
 	switch status {
 	case http.StatusUnauthorized:
@@ -139,12 +139,13 @@ func isLocalName(host string) bool { return strings.EqualFold(host, "localhost")
 
 // identify authenticates a request and finds the server that it addresses.
 func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
-	who, granted, err := s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+	resource, _ := ResourceOf(r.URL.Path)
+	who, granted, err := s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), resource, clock.Now())
 	if errors.Is(err, access.ErrUnknownGrant) { // of another node, a moment ago
 		if err := s.opt.Service.CatchUp(r.Context()); err != nil {
 			return nil, &refusal{reason: refusedToken, err: devices.AsError(err)}
 		}
-		who, granted, err = s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), r.URL.Path, clock.Now())
+		who, granted, err = s.opt.Auth.AuthenticateAt(connlimit.BearerToken(r.Header), resource, clock.Now())
 	}
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
@@ -214,7 +215,7 @@ var firstScopes = []string{string(access.ScopeRead), string(access.ScopeCall)}
 // challenge is the WWW-Authenticate of a refusal (RFC 6750, 3; RFC 9728, 5.1). The error is for a host that sent a token, and has to
 // get another one.
 func (s *Server) challenge(r *http.Request) string {
-	text := `Bearer resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
+	text := "Bearer " + s.metadataOf(r)
 	if s.opt.Login {
 		text += `, scope="` + strings.Join(firstScopes, " ") + `"`
 	}
@@ -224,11 +225,17 @@ func (s *Server) challenge(r *http.Request) string {
 	return text
 }
 
+// metadataOf is the parameter of a challenge that leads to the metadata of the resource of a request.
+func (s *Server) metadataOf(r *http.Request) string {
+	resource, _ := ResourceOf(r.URL.Path)
+	return `resource_metadata="` + s.origin(r) + PathMetadata + resource + `"`
+}
+
 // metadata implements RFC 9728: the protected resource, how to send a token, and the authorization server if there is one.
 // Without one, operators create keys.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
-	resource := cmp.Or(strings.TrimPrefix(r.URL.Path, PathMetadata), PathMCP)
-	if !Handles(resource) || strings.HasPrefix(resource, PathMetadata) || r.Method != http.MethodGet {
+	resource, ok := ResourceOf(cmp.Or(strings.TrimPrefix(r.URL.Path, PathMetadata), PathMCP))
+	if !ok || r.Method != http.MethodGet {
 		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return
 	}

@@ -62,6 +62,7 @@ func TestAccessTokens(t *testing.T) {
 		"whole fleet":                {PathMCP, whole, 200},
 		"one device of it":           {PathDevices + string(lamp), whole, 200},
 		"one device":                 {PathDevices + string(lamp), one, 200},
+		"one device, spelled freely": {PathDevices + strings.ToUpper(lamp.Token()), one, 200},
 		"another device":             {PathDevices + string(robot), one, 401},
 		"the fleet with one device":  {PathMCP, one, 401},
 		"the fleet with old address": {PathMCP, old, 401},
@@ -86,11 +87,20 @@ func TestAccessTokens(t *testing.T) {
 	if got := a.header.Get("WWW-Authenticate"); strings.Contains(got, "error=") {
 		t.Errorf("challenge without a token: %s", got)
 	}
-	for _, resource := range []string{PathMCP, PathSSE, PathDevices + string(lamp)} {
-		a = f.send(t, http.MethodGet, PathMetadata+resource, "", "", "Host", "localhost")
+	for path, resource := range map[string]string{PathMCP: PathMCP, PathSSE: PathSSE, PathDevices + string(lamp): PathDevices + string(lamp), PathDevices + strings.ToUpper(lamp.Token()): PathDevices + string(lamp), "": PathMCP} {
+		a = f.send(t, http.MethodGet, PathMetadata+path, "", "", "Host", "localhost")
 		if !strings.Contains(a.body, `"resource":"https://fleet.example.org`+resource+`"`) || !strings.Contains(a.body, `"authorization_servers":["https://fleet.example.org"]`) || !strings.Contains(a.body, `"scopes_supported":["devices:read","tools:call"]`) {
-			t.Errorf("%s: %s", resource, a.body)
+			t.Errorf("%s: %s", path, a.body)
 		}
+	}
+	for _, path := range []string{PathMCP + "/", PathMCP + "/foo", PathDevices, PathDevices + "a/b", "/authorize", "/v1"} {
+		if a = f.send(t, http.MethodGet, PathMetadata+path, "", ""); a.status != 404 {
+			t.Errorf("%s has metadata: %s", path, a.body)
+		}
+	}
+	a = f.send(t, http.MethodPost, PathDevices+strings.ToUpper(lamp.Token()), "", hello)
+	if got := a.header.Get("WWW-Authenticate"); !strings.Contains(got, PathMetadata+PathDevices+string(lamp)+`"`) {
+		t.Errorf("challenge of a device that is spelled freely: %s", got)
 	}
 }
 

@@ -209,6 +209,16 @@ func Handles(path string) bool {
 	return path == PathMCP || strings.HasPrefix(path, PathMCP+"/") || path == PathSSE || strings.HasPrefix(path, PathMetadata) || wantsAuthorization(path)
 }
 
+// ResourceOf returns the resource of a path, with the id of a device as the fleet writes it; other paths, which are none, stay as they are.
+func ResourceOf(path string) (resource string, ok bool) {
+	if device, one := strings.CutPrefix(path, PathDevices); one {
+		if id, err := devices.ParseID(device); err == nil {
+			return PathDevices + string(id), true
+		}
+	}
+	return path, path == PathMCP || path == PathSSE
+}
+
 // wantsAuthorization reports whether hosts use a path to find an authorization server
 // or to use it. There is none.
 func wantsAuthorization(path string) bool {

@@ -218,14 +218,8 @@ func (s *Server) resourceOf(values []string) (path string, err error) {
 		return "", no
 	}
 	path, ours := strings.CutPrefix(values[0], s.opt.Issuer)
-	if !ours {
-		return "", no
-	}
-	if path == mcpserver.PathMCP || path == mcpserver.PathSSE {
-		return path, nil
-	}
-	device, ok := strings.CutPrefix(path, mcpserver.PathDevices)
-	if id, err := devices.ParseID(device); !ok || err != nil || string(id) != device {
+	path, known := mcpserver.ResourceOf(path)
+	if !ours || !known {
 		return "", no
 	}
 	return path, nil

@@ -453,6 +453,10 @@ func testCodesAreBound(t *testing.T) {
 	if a := w.post(oauth.PathToken, redeemed(w.code(ask(), nil), "code", w.mint.Code(access.CodeGrant, clock.Now().Add(time.Hour)))); a.Error != "invalid_grant" {
 		t.Errorf("a genuine code that nobody saved: %+v", a)
 	}
+	device := w.post(oauth.PathToken, redeemed(w.code(ask("resource", issuer+"/mcp/devices/AABBCC000001"), nil), "resource", issuer+"/mcp/devices/aa-bb-cc-00-00-01"))
+	if _, err := w.opens(device.Access, "/mcp/devices/aa:bb:cc:00:00:01"); err != nil {
+		t.Errorf("a device whose id is spelled freely: %+v, %v", device, err)
+	}
 	code := w.code(ask(), nil)
 	time.Sleep(2 * time.Minute)
 	if a := w.post(oauth.PathToken, redeemed(code)); a.Error != "invalid_grant" {
