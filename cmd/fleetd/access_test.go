@@ -43,11 +43,11 @@ func TestKeysListAndRevoke(t *testing.T) {
 		"DELETE /v1/keys/lab": "",
 	})
 	f.run("keys", "list").is(t, exitOK, strings.Join([]string{
-		"ID        NAME  STATE    SCOPES      DEVICES    TOOLS   EXPIRES",
-		"abcdefgh  lab   revoked  tools:call  room=lab   *get_*  never",
-		"cccccccc  new   valid    audio       room!=lab  all     never",
-		"dddddddd  dev   valid    audio       room~lab   all     never", // of a newer server
-		"bbbbbbbb  all   valid    admin       all        all     2027-01-01T00:00:00Z",
+		"ID        NAME  STATE    SCOPES      DEVICES    TOOLS   EXPIRES               USED  ADDRESS",
+		"abcdefgh  lab   revoked  tools:call  room=lab   *get_*  never                 -     -",
+		"cccccccc  new   valid    audio       room!=lab  all     never                 -     -",
+		"dddddddd  dev   valid    audio       room~lab   all     never                 -     -", // of a newer server
+		"bbbbbbbb  all   valid    admin       all        all     2027-01-01T00:00:00Z  -     -",
 		"",
 	}, "\n"), "")
 	if got := f.run("keys", "list", "--json"); strings.Count(got.stdout, "\n") != 4 || got.code != exitOK {
@@ -66,7 +66,7 @@ func TestGrants(t *testing.T) {
 		"DELETE /v1/keys/abcdefgh": "",
 		"POST /v1/console/codes":   `{"code":"abc.def","expires":"2026-08-01T12:05:00Z"}`,
 	})
-	if got := f.run("keys"); got.code != exitOK || !strings.Contains(got.stdout, "abcdefgh  grant abcdefgh of claude.ai  valid") {
+	if got := f.run("keys"); got.code != exitOK || !strings.Contains(got.stdout, "abcdefgh  grant abcdefgh of claude.ai  valid") || !strings.Contains(got.stdout, "  never    2026-08-01T11:30:00Z  192.0.2.7\n") {
 		t.Errorf("%+v", got)
 	}
 	got := f.run("keys", "show", "abcdefgh")

@@ -118,13 +118,13 @@ type keysListCmd struct {
 
 // Run prints the keys.
 func (cmd *keysListCmd) Run(ctx context.Context, a *app, c *apiclient.Client) error {
-	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}
+	head := []string{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES", "USED", "ADDRESS"}
 	return printList(ctx, a, a.stdout, c, cmd.listFlags, head, "no keys yet; `fleetd keys create` makes one", func(k api.Key) []string {
-		name := k.Name
+		name, grant := k.Name, cmp.Or(k.Grant, &api.Grant{})
 		if k.Grant != nil {
-			name += " of " + k.Grant.Host
+			name += " of " + grant.Host
 		}
-		return []string{k.ID, name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires)}
+		return []string{k.ID, name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires), timeCell(grant.Used), cmp.Or(grant.Address, "-")}
 	}, nil, "keys")
 }
 
