@@ -45,6 +45,18 @@ func (k *Key) IsForgotten(now time.Time) bool {
 	return k.Parent.Key != "" && now.Sub(k.Expires) > KeepConsoleKeys
 }
 
+// IsForgotten is [Key.IsForgotten], or that a grant ended with its parent KeepGrants ago.
+func (r *Registry) IsForgotten(k Key, now time.Time) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.isForgottenLocked(&k, now)
+}
+
+func (r *Registry) isForgottenLocked(k *Key, now time.Time) bool {
+	parent := r.byID[k.Parent.Key]
+	return k.IsForgotten(now) || k.Grant != nil && parent != nil && parent.key.endedBefore(now.Add(-KeepGrants))
+}
+
 // endedBefore reports whether the key itself ended before this time.
 func (k *Key) endedBefore(t time.Time) bool {
 	return !k.Revoked.IsZero() && k.Revoked.Before(t) || !k.Expires.IsZero() && k.Expires.Before(t)

@@ -139,7 +139,7 @@ func (r *Registry) HasGrant(client string, now time.Time) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, h := range r.byID {
-		if h.key.Grant != nil && h.key.Grant.Client == client && !h.key.IsForgotten(now) {
+		if h.key.Grant != nil && h.key.Grant.Client == client && !r.isForgottenLocked(&h.key, now) {
 			return true
 		}
 	}

@@ -321,4 +321,22 @@ func TestConsentCodes(t *testing.T) {
 	if listed() {
 		t.Error("a grant that was forgotten is listed")
 	}
+	use.Used = time.Now()
+	if err := f.ports.Ledger.SaveGrant(t.Context(), use); err != nil {
+		t.Fatal(err)
+	}
+	parent, _ := f.service.Keys().Find("kitchen", time.Now())
+	for _, want := range []bool{true, false} {
+		ago := access.KeepGrants - time.Hour
+		if !want {
+			ago = access.KeepGrants + time.Hour
+		}
+		parent.Revoked = time.Now().Add(-ago)
+		if _, err := f.service.Keys().Put(parent, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if has := f.service.Keys().HasGrant(k.Grant.Client, time.Now()); listed() != want || has != want {
+			t.Errorf("its key ended %v ago: listed %v, counted %v", ago, listed(), has)
+		}
+	}
 }

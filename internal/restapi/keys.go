@@ -68,7 +68,7 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 		uses = s.grantUses(ctx)
 	}
 	for _, k := range all {
-		if !k.IsForgotten(now) && (k.Grant == nil || uses == nil || now.Sub(uses[k.ID].Used) < access.GrantIdle+access.KeepGrants) {
+		if !s.opt.Service.Keys().IsForgotten(k, now) && (k.Grant == nil || uses == nil || now.Sub(uses[k.ID].Used) < access.GrantIdle+access.KeepGrants) {
 			keys = append(keys, addUse(s.newAPIKey(k, now), uses, now))
 		}
 	}
