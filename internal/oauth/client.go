@@ -267,7 +267,8 @@ type document struct {
 }
 
 func newDocuments(c *http.Client) *documents {
-	return &documents{client: c, places: make(chan struct{}, fetchesAtOnce), rate: rate.NewLimiter(rate.Every(time.Minute/fetchesPerMin), fetchesPerMin), known: map[string]document{}, last: map[string]time.Time{}}
+	// What the limiter lets through at once and what it adds within a minute are fetchesPerMin together.
+	return &documents{client: c, places: make(chan struct{}, fetchesAtOnce), rate: rate.NewLimiter(rate.Every(time.Minute/(fetchesPerMin-fetchesAtOnce)), fetchesAtOnce), known: map[string]document{}, last: map[string]time.Time{}}
 }
 
 var (
@@ -314,21 +315,21 @@ func (d *documents) get(ctx context.Context, u *url.URL) ([]byte, error) {
 // begin returns a document that is kept, or notes that its host is asked now. wait reports that it was asked a moment ago, or that too
 // many are asked.
 func (d *documents) begin(u *url.URL) (raw []byte, wait bool) {
-	now := clock.Now()
+	now, host := clock.Now(), strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if known, ok := d.known[u.String()]; ok && now.Before(known.until) {
 		return known.raw, false
 	}
-	if now.Sub(d.last[u.Host]) < fetchPause || !d.rate.AllowN(now, 1) {
+	if now.Sub(d.last[host]) < fetchPause || !d.rate.AllowN(now, 1) {
 		return nil, true
 	}
-	for host, at := range d.last {
+	for other, at := range d.last {
 		if now.Sub(at) >= fetchPause {
-			delete(d.last, host)
+			delete(d.last, other)
 		}
 	}
-	d.last[u.Host] = now
+	d.last[host] = now
 	return nil, false
 }
 

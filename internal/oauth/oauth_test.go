@@ -876,6 +876,25 @@ func testDocumentsOfApplications(t *testing.T) {
 	if w.fetches > 10 || busy < 10 {
 		t.Errorf("%d requests, %d refused", w.fetches, busy)
 	}
+	time.Sleep(10 * time.Minute)
+	before, begun := w.fetches, time.Now()
+	for i := 0; time.Since(begun) < time.Minute; i++ {
+		w.do("GET", oauth.PathAuthorize, ask("client_id", fmt.Sprintf("https://m%d.example.com/x", i)), nil)
+		time.Sleep(500 * time.Millisecond)
+	}
+	// security: H28
+	if n := w.fetches - before; n < 9 || n > 10 {
+		t.Errorf("%d requests within a minute", n)
+	}
+	time.Sleep(10 * time.Minute)
+	before = w.fetches
+	for _, host := range []string{"one.example", "ONE.example", "one.example:443", "one.example:8443", "one.example."} {
+		w.do("GET", oauth.PathAuthorize, ask("client_id", "https://"+host+"/x"), nil)
+	}
+	// security: H28
+	if n := w.fetches - before; n != 1 {
+		t.Errorf("%d requests to one host at once", n)
+	}
 }
 
 // The client that a node uses connects to public addresses alone.
@@ -1063,7 +1082,7 @@ func testManyHosts(t *testing.T) {
 	if n := w.server.HostsAsked(); n > 10 {
 		t.Errorf("%d hosts are remembered", n)
 	}
-	time.Sleep(7 * time.Second)
+	time.Sleep(10 * time.Second)
 	out := w.do("GET", oauth.PathAuthorize, ask("client_id", "https://h49.example.com/x"), nil)
 	if out.Code == 503 {
 		t.Errorf("%d %s", out.Code, out.Body)
