@@ -259,9 +259,10 @@ func checkPublicAPI(ctx context.Context, public string) (findings []api.Finding)
 	warn := func(text string, args ...any) {
 		findings = append(findings, api.Finding{Severity: severityWarning, Setting: "--public-api-url", Message: fmt.Sprintf(text, args...)})
 	}
+documents:
 	for _, document := range []struct{ path, member, want string }{
-		{"/.well-known/oauth-authorization-server", "issuer", public},              // RFC 8414
 		{"/.well-known/oauth-protected-resource/mcp", "resource", public + "/mcp"}, // RFC 9728
+		{"/.well-known/oauth-authorization-server", "issuer", public},              // RFC 8414
 	} {
 		status, _, body, err := fetchPublic(ctx, client, public+document.path)
 		if err != nil {
@@ -273,10 +274,12 @@ func checkPublicAPI(ctx context.Context, public string) (findings []api.Finding)
 		switch err := json.Unmarshal(body, &members); {
 		case status != http.StatusOK || err != nil:
 			warn("hosts cannot log in: %s answers with status %d, and not with the document of fleetd; let the proxy pass /mcp, /sse, /.well-known/oauth-* and /oauth/ to --mcp-listen", public+document.path, status)
-			return findings
+			break documents
 		case json.Unmarshal(members[document.member], &got) != nil || got != document.want:
 			warn("hosts cannot log in: %s has the %s %q in place of %q; give every node the same --public-api-url, and let the name lead to this fleet", public+document.path, document.member, got, document.want)
-			return findings
+			break documents
+		case members["authorization_servers"] == nil: // --oauth=false
+			break documents
 		}
 	}
 	for _, path := range []string{"/metrics", "/v1/self"} {

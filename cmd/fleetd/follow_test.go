@@ -134,7 +134,7 @@ func TestDoctorPublicName(t *testing.T) {
 	defer secure.Close()
 	const server, resource = "/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource/mcp"
 	sound := func(change ...string) map[string]string {
-		all := map[string]string{server: `{"issuer":"` + public.URL + `"}`, resource: `{"resource":"` + public.URL + `/mcp"}`}
+		all := map[string]string{server: `{"issuer":"` + public.URL + `"}`, resource: `{"resource":"` + public.URL + `/mcp","authorization_servers":["` + public.URL + `"]}`}
 		for i := 0; i < len(change); i += 2 {
 			all[change[i]] = change[i+1]
 		}
@@ -151,6 +151,8 @@ func TestDoctorPublicName(t *testing.T) {
 		"another issuer":  {public.URL, sound(server, `{"issuer":"https://other.example"}`), []string{`has the issuer "https://other.example" in place of`}},
 		"another address": {public.URL, sound(resource, `{"resource":"http://node:8080/mcp"}`), []string{`has the resource "http://node:8080/mcp"`}},
 		"the whole API":   {public.URL, sound("/metrics", "up 1", "/v1/self", "problem"), []string{"/metrics answers under the public name", "/v1/self answers under the public name"}},
+		"both":            {public.URL, sound(server, "<html>", "/metrics", "up 1"), []string{"answers with status 200, and not", "/metrics answers under the public name"}},
+		"no login":        {public.URL, map[string]string{resource: `{"resource":"` + public.URL + `/mcp"}`, "/v1/self": "problem"}, []string{"/v1/self answers under the public name"}},
 		"certificate":     {secure.URL, nil, []string{"the certificate of " + secure.URL + " is not valid"}},
 		"no server":       {"http://" + closedPort(t), nil, []string{"nothing listens at"}},
 		"no name":         {"http://no.such.name.invalid", nil, []string{"no.such.name.invalid"}},

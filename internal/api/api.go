@@ -396,7 +396,7 @@ type Diagnosis struct {
 	Status int             `json:"status" doc:"This is the HTTP status of the reply."`
 	Reply  json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
 	// PublicAPIURL is checked from where the caller is.
-	PublicAPIURL string    `json:"public_api_url,omitempty" doc:"The address under which hosts log in (--public-api-url); without it they do not."`
+	PublicAPIURL string    `json:"public_api_url,omitempty" doc:"The address under which hosts reach MCP (--public-api-url), if it is given."`
 	Findings     []Finding `json:"findings" nullable:"false" doc:"Settings that make devices unreachable, and others worth knowing."`
 	Probe        *Probe    `json:"probe,omitempty" doc:"A download that takes the way of firmware images. Whoever fetches it learns what a proxy does to them."`
 }

@@ -176,3 +176,19 @@ func TestAccessTokenIsNoLogin(t *testing.T) {
 		}
 	}
 }
+
+// Without the login, the public name still is that of MCP, for hosts and for doctor.
+func TestPublicNameWithoutLogin(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t, "--public-api-url", publicAPI, "--oauth=false")
+	h := newApplication(t)
+	if status, _, body := h.do("GET", node.Info.API+"/.well-known/oauth-protected-resource/mcp", "", ""); status != 200 || !strings.Contains(string(body), `"resource":"`+publicAPI+`/mcp"`) || strings.Contains(string(body), "authorization_servers") {
+		t.Errorf("metadata: %d %s", status, body)
+	}
+	if status, _, body := h.do("GET", node.Info.API+"/.well-known/oauth-authorization-server", "", ""); status != 404 {
+		t.Errorf("an authorization server: %d %s", status, body)
+	}
+	if d, err := node.Client.Diagnose(t.Context(), ""); err != nil || d.PublicAPIURL != publicAPI {
+		t.Errorf("doctor looks at %q: %v", d.PublicAPIURL, err)
+	}
+}

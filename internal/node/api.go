@@ -104,7 +104,7 @@ func (n *node) startAPI() error {
 	}
 	metrics := n.metrics()
 	api := restapi.New(restapi.Options{Console: pages, Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Work: n.work, Failures: n.failures["api-listen"], Events: n.events,
-		Photos: n.vision, Archive: n.store, Jobs: n.jobs.manager, Webhooks: n.webhooks, Firmware: n.firmware, MaxFirmware: n.cfg.FirmwareLimit, Stats: n.startStats(metrics), Explainer: n.explain, Tracer: n.tracer, Attest: n.attest, Diagnoser: n.provision, PublicAPIURL: n.issuer(), Nodes: n.nodes, Ready: n.downParts, Draining: n.draining.Load,
+		Photos: n.vision, Archive: n.store, Jobs: n.jobs.manager, Webhooks: n.webhooks, Firmware: n.firmware, MaxFirmware: n.cfg.FirmwareLimit, Stats: n.startStats(metrics), Explainer: n.explain, Tracer: n.tracer, Attest: n.attest, Diagnoser: n.provision, PublicAPIURL: n.cfg.PublicAPIURL, Nodes: n.nodes, Ready: n.downParts, Draining: n.draining.Load,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(metrics))

@@ -27,14 +27,6 @@ func (n *node) startMCP() {
 		Node: n.cfg.Node, Version: n.cfg.Version, Draining: n.draining.Load, Log: n.log})
 }
 
-// issuer is the address of the authorization server; empty: there is none.
-func (n *node) issuer() string {
-	if n.oauth == nil {
-		return ""
-	}
-	return n.cfg.PublicAPIURL
-}
-
 // withMCP serves the paths of MCP; it authenticates its callers itself.
 func (n *node) withMCP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

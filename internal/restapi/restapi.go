@@ -114,7 +114,7 @@ type Options struct {
 	// MaxFirmware is how many bytes a firmware file may have.
 	MaxFirmware int64
 	Diagnoser   Diagnoser
-	// PublicAPIURL is the address under which hosts log in; empty: they do not.
+	// PublicAPIURL is the address under which hosts reach MCP; may be empty.
 	PublicAPIURL string
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
