@@ -49,7 +49,7 @@ func TestHostileDocuments(t *testing.T) {
 			w := newWorld(t, func(o *oauth.Options) { o.Client = client })
 			out := w.do("GET", oauth.PathAuthorize, ask("client_id", server.URL+"/app"), nil)
 			// security: H28
-			if out.Code != 400 || strings.Contains(out.Body.String(), "inner service") || strings.Contains(out.Body.String(), "<form") {
+			if out.Code != 401 || strings.Contains(out.Body.String(), "inner service") || strings.Contains(out.Body.String(), "<form") {
 				t.Errorf("%d %s", out.Code, out.Body)
 			}
 		})

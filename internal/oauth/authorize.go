@@ -142,7 +142,7 @@ func (s *Server) redirect(w http.ResponseWriter, r *http.Request, a *asked, answ
 }
 
 func statusOf(err error) int {
-	if no, ok := errors.AsType[*refusal](err); ok && no.status != http.StatusUnauthorized {
+	if no, ok := errors.AsType[*refusal](err); ok {
 		return no.status
 	}
 	return http.StatusBadRequest

@@ -272,7 +272,7 @@ func newDocuments(c *http.Client) *documents {
 }
 
 var (
-	errFetch    = &refusal{http.StatusBadRequest, "invalid_client", "the document of the application cannot be fetched: it must be JSON of at most 64 KiB at a public https address, without a redirect"}
+	errFetch    = invalidClient("the document of the application cannot be fetched: it must be JSON of at most 64 KiB at a public https address, without a redirect")
 	errFetching = &refusal{http.StatusServiceUnavailable, "temporarily_unavailable", "too many documents of applications are being fetched; try again in some seconds"}
 )
 

@@ -210,6 +210,7 @@ func (s *Server) metadata(w http.ResponseWriter, _ *http.Request) error {
 // resourceOf returns the path of a resource (RFC 8707): of the whole fleet, of /sse, or of one device.
 func (s *Server) resourceOf(values []string) (path string, err error) {
 	no := refuse("invalid_target", "the resource must be "+s.opt.Issuer+mcpserver.PathMCP+", "+s.opt.Issuer+mcpserver.PathSSE+" or "+s.opt.Issuer+mcpserver.PathDevices+"{device}")
+	values = slices.DeleteFunc(slices.Clone(values), func(value string) bool { return value == "" }) // RFC 6749, 3.1
 	switch len(values) {
 	case 0:
 		return mcpserver.PathMCP, nil

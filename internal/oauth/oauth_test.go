@@ -457,6 +457,19 @@ func testCodesAreBound(t *testing.T) {
 	if _, err := w.opens(device.Access, "/mcp/devices/aa:bb:cc:00:00:01"); err != nil {
 		t.Errorf("a device whose id is spelled freely: %+v, %v", device, err)
 	}
+	empty, sse := ask(), ask("resource", issuer+"/sse")
+	empty["resource"] = []string{""} // as if it were not there (RFC 6749, 3.1)
+	for want, query := range map[string]url.Values{"/mcp": empty, "/sse": sse} {
+		a := w.post(oauth.PathToken, redeemed(w.code(query, nil), "resource", ""))
+		if _, err := w.opens(a.Access, want); err != nil {
+			t.Errorf("a resource without a value, for %s: %+v, %v", want, a, err)
+		}
+	}
+	more := redeemed(w.code(ask(), nil))
+	more["resource"] = []string{"", issuer + "/sse"}
+	if a := w.post(oauth.PathToken, more); a.Error != "invalid_target" {
+		t.Errorf("another resource behind one without a value: %+v", a)
+	}
 	code := w.code(ask(), nil)
 	time.Sleep(2 * time.Minute)
 	if a := w.post(oauth.PathToken, redeemed(code)); a.Error != "invalid_grant" {
@@ -702,8 +715,8 @@ func testRegistration(t *testing.T) {
 	}
 	foreign := "flc_" + other.ClientID(`{"redirect_uris":["https://evil.example/"]}`, clock.Now())
 	// security: H22
-	if out := w.do("GET", oauth.PathAuthorize, ask("client_id", foreign, "redirect_uri", "https://evil.example/"), nil); out.Code == 200 {
-		t.Error("an id of another fleet")
+	if out := w.do("GET", oauth.PathAuthorize, ask("client_id", foreign, "redirect_uri", "https://evil.example/"), nil); out.Code != 401 {
+		t.Errorf("an id of another fleet: %d", out.Code)
 	}
 	if a := w.post(oauth.PathToken, url.Values{"grant_type": {"refresh_token"}, "refresh_token": {"flr_aaaaaaaa_x"}, "client_id": {foreign}}); a.status != 401 || a.Error != "invalid_client" {
 		t.Errorf("%+v", a)
@@ -715,8 +728,8 @@ func testRegistration(t *testing.T) {
 		t.Errorf("the host is not the one to which the browser goes:\n%s", text)
 	}
 	time.Sleep(25 * time.Hour)
-	if out := w.do("GET", oauth.PathAuthorize, ask("client_id", unused.ID, "redirect_uri", "http://localhost/callback"), nil); out.Code == 200 {
-		t.Error("a registration of yesterday asks for the first time")
+	if out := w.do("GET", oauth.PathAuthorize, ask("client_id", unused.ID, "redirect_uri", "http://localhost/callback"), nil); out.Code != 401 {
+		t.Errorf("a registration of yesterday asks for the first time: %d", out.Code)
 	}
 	if a := w.post(oauth.PathToken, url.Values{"grant_type": {"refresh_token"}, "refresh_token": {"flr_aaaaaaaa_x"}, "client_id": {unused.ID}}); a.status != 401 || a.Error != "invalid_client" {
 		t.Errorf("an application that has to register again: %+v", a)
@@ -905,7 +918,7 @@ func TestDocumentsArePublic(t *testing.T) {
 	w := newWorld(t, func(o *oauth.Options) { o.Client = nil })
 	// security: H28
 	out := w.do("GET", oauth.PathAuthorize, ask("client_id", target.URL+"/app"), nil)
-	if out.Code != 400 || asked || strings.Contains(out.Body.String(), "127.0.0.1") && strings.Contains(out.Body.String(), "refused") {
+	if out.Code != 401 || asked || strings.Contains(out.Body.String(), "127.0.0.1") && strings.Contains(out.Body.String(), "refused") {
 		t.Errorf("%d %s, asked %v", out.Code, out.Body, asked)
 	}
 }

@@ -112,11 +112,10 @@ func (s *Server) tokensOf(k access.Key, refresh string) tokens {
 
 // sameResource refuses tokens for another resource than that of the grant.
 func (s *Server) sameResource(parameters url.Values, granted string) error {
-	values, asked := parameters["resource"]
-	if !asked {
+	if strings.Join(parameters["resource"], "") == "" {
 		return nil
 	}
-	path, err := s.resourceOf(values)
+	path, err := s.resourceOf(parameters["resource"])
 	if err == nil && path != granted {
 		err = refuse("invalid_target", "the person allowed "+s.opt.Issuer+granted+", not this resource")
 	}
