@@ -110,8 +110,10 @@ func (s *Server) Register(mux *http.ServeMux) {
 				s.refuse(w, unavailable, http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
 			}
 		}
-		mux.HandleFunc("POST "+path+"{$}", check)
-		mux.HandleFunc("GET "+path+"{$}", check)
+		for _, at := range []string{path + "{$}", strings.TrimSuffix(path, "/")} { // the mux would redirect, which the firmware does not follow
+			mux.HandleFunc("POST "+at, check)
+			mux.HandleFunc("GET "+at, check)
+		}
 		mux.HandleFunc("POST "+path+"activate", s.activate)
 	}
 }

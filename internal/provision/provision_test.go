@@ -217,6 +217,16 @@ func TestRequestVector(t *testing.T) {
 	if again := decode(t, b.do("POST", PathOTAWS, v.Request.Body, header)); again.WebSocket.Token != r.WebSocket.Token {
 		t.Error("the token changes between checks, which wears out the device's flash")
 	}
+	// The firmware follows no redirect to the URL with the slash that a person forgot.
+	for _, path := range []string{PathOTA, PathOTAWS} {
+		typed := strings.TrimSuffix(path, "/")
+		if again := decode(t, b.do("POST", typed, v.Request.Body, header)); again.WebSocket.Token != r.WebSocket.Token {
+			t.Errorf("POST %s: %+v", typed, again)
+		}
+		if w := b.do("GET", typed, "", nil); w.Code != 200 || !strings.Contains(w.Body.String(), "This is fleetd") {
+			t.Errorf("GET %s: %d %s", typed, w.Code, w.Body)
+		}
+	}
 }
 
 func TestInvalidJSONBodies(t *testing.T) {
