@@ -19,13 +19,6 @@ func OnImage(changed func(devices.ImageChange)) Option {
 	return func(s *Store) { s.onImage = changed }
 }
 
-// imageState are the columns of a device that say which row of device_images is its newest, and what that has.
-type imageState struct {
-	device devices.ID
-	hash   string // of the ELF and the details
-	checks int64  // that showed the image; 2: two or more
-}
-
 // imageRow is a row of device_images to insert, or to replace with other details.
 type imageRow struct {
 	devices.DeviceImage
@@ -41,24 +34,23 @@ func hashOf(c *devices.Check) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// imageNews is what a check says that is not in the newest row of device_images.
+// imageNews is a check that says what is not in the newest row of device_images, as the device reported it.
 type imageNews struct {
 	devices.Check
-	hash string
+	first bool       // no check was stored before
+	list  *[]factRow // that has the row of the check, and where
+	row   int
 }
 
-// addImage notes what a check says of the device's image, if that is news. c has what the check reported, without what is
-// stored. A check that says what the last one said costs the hash alone.
-func (m *mergeResult) addImage(c *devices.Check, old *storedFacts) {
-	if c.ELF == "" || c.Details == "" {
-		return
+// noteImage sets the hash of what a check reported of the device's image, and reports whether that is news. A check that says what
+// the last one said costs the hash alone.
+func (f *factRow) noteImage() (news bool) {
+	if f.ELF == "" || f.Details == "" {
+		return false
 	}
-	switch hash := hashOf(c); {
-	case hash != old.imageHash:
-		m.imageNews = append(m.imageNews, imageNews{*c, hash})
-	case old.imageChecks < 2:
-		m.imageStates = append(m.imageStates, imageState{c.Device, hash, 2})
-	}
+	before := f.imageHash
+	f.imageHash, f.imageChecks = hashOf(&f.Check), 2
+	return f.imageHash != before
 }
 
 // note keeps changes for a repeated attempt.
@@ -73,25 +65,21 @@ func (g *group) note(changes []devices.ImageChange) {
 }
 
 // mergeImages compares news with the newest rows of these devices, whose rows in devices are locked. It adds rows and changes.
-func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool) error {
-	if len(m.imageNews) == 0 {
-		return nil
-	}
-	newest, err := newestImages(ctx, tx, postgres, m.imageNews)
+func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews) error {
+	newest, err := newestImages(ctx, tx, postgres, news)
 	if err != nil {
 		return err
 	}
-	rolled, err := rollouts(ctx, tx, postgres, m.imageNews, newest)
+	rolled, err := rollouts(ctx, tx, postgres, news, newest)
 	if err != nil {
 		return err
 	}
-	for i := range m.imageNews {
-		c := &m.imageNews[i]
+	for i := range news {
+		c := &news[i]
 		old, there := newest[c.Device]
 		image := devices.DeviceImage{Seq: old.Seq, ELF: c.ELF, Version: c.Firmware, Board: c.Board, Details: c.Details}
-		checks := int64(2)
 		if old.ELF != c.ELF {
-			checks = 1
+			(*c.list)[c.row].imageChecks = 1
 			image.Seq, image.At = old.Seq+1, c.CheckedAt
 			if there {
 				image.Cause = causeOf(rolled[c.Device], old.ELF, c)
@@ -99,7 +87,6 @@ func (m *mergeResult) mergeImages(ctx context.Context, tx *sql.Tx, postgres bool
 			}
 		}
 		m.images = append(m.images, imageRow{image, c.Device})
-		m.imageStates = append(m.imageStates, imageState{c.Device, c.hash, checks})
 	}
 	return nil
 }
@@ -150,11 +137,16 @@ func rollouts(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews, 
 	return tasks, err
 }
 
-// newestImages returns the newest row of each of these devices.
+// newestImages returns the newest row of each of these devices that has one.
 func newestImages(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNews) (map[devices.ID]devices.DeviceImage, error) {
-	ids := make([]string, len(news))
+	var ids []string
 	for i := range news {
-		ids[i] = string(news[i].Device)
+		if !news[i].first {
+			ids = append(ids, string(news[i].Device))
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
 	}
 	condition, arg := database.IDSet(postgres, "i.device", "$1", ids)
 	newest := make(map[devices.ID]devices.DeviceImage, len(ids))
@@ -171,9 +163,6 @@ func newestImages(ctx context.Context, tx *sql.Tx, postgres bool, news []imageNe
 
 // writeImages writes the rows, and deletes those beyond devices.MaxImages.
 func (w *writer) writeImages(ctx context.Context, tx *sql.Tx, m *mergeResult) error {
-	if _, err := w.texts.imageState.write(ctx, tx, w.store.backend, m.imageStates); err != nil {
-		return err
-	}
 	if _, err := w.texts.images.write(ctx, tx, w.store.backend, m.images); err != nil {
 		return err
 	}
@@ -187,14 +176,9 @@ func (w *writer) writeImages(ctx context.Context, tx *sql.Tx, m *mergeResult) er
 	return nil
 }
 
-func newImageStatements() (state statement[imageState], images statement[imageRow]) {
-	state = statement[imageState]{
-		Rows:    database.Rows{Table: "devices", Columns: append(database.Text("device", "image_hash"), database.Bigint("image_checks")...), Keys: 1},
-		values:  func(s *imageState) []any { return []any{string(s.device), s.hash, s.checks} },
-		compare: func(a, b imageState) int { return cmp.Compare(a.device, b.device) },
-	}
+func newImageStatement() statement[imageRow] {
 	columns := slices.Concat(database.Text("device"), database.Bigint("seq"), database.Text("elf_sha256", "version", "board", "details", "cause"), database.Bigint("at"))
-	images = statement[imageRow]{
+	return statement[imageRow]{
 		Rows: database.Rows{Table: "device_images", Columns: columns,
 			Conflict: "(device, seq) DO UPDATE SET version = excluded.version, board = excluded.board, details = excluded.details"},
 		values: func(r *imageRow) []any {
@@ -202,5 +186,4 @@ func newImageStatements() (state statement[imageState], images statement[imageRo
 		},
 		compare: func(a, b imageRow) int { return cmp.Compare(a.device, b.device) },
 	}
-	return state, images
 }

@@ -21,6 +21,13 @@ type storedFacts struct {
 	imageChecks int64
 }
 
+// factRow is a check as it is written to devices.
+type factRow struct {
+	devices.Check
+	imageHash   string
+	imageChecks int64
+}
+
 // storedPresence is a row of presence before it is overwritten.
 type storedPresence struct {
 	devices.Presence
@@ -38,13 +45,11 @@ func (p *presenceRow) counted() database.PresenceCounted {
 
 // mergeResult is what a group changes in the tables devices and presence.
 type mergeResult struct {
-	facts, image            []devices.Check
+	facts, image            []factRow
 	session, presence, seen []presenceRow
 	counts                  database.Deltas
 	newer                   []devices.Presence // stored rows that prevented a row with a device online
 	stale, unknown          int                // number of presence rows that change nothing
-	imageNews               []imageNews
-	imageStates             []imageState
 	images                  []imageRow
 	changes                 []devices.ImageChange
 }
@@ -60,6 +65,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			return m, err
 		}
 		now, ahead := w.store.compareClocks(now)
+		var news []imageNews
 		for i := range g.facts {
 			f := g.facts[i]
 			f.Facts = f.Map(database.Clean)
@@ -78,19 +84,22 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 				}
 				continue
 			}
-			m.addImage(&f, &old)
-			f.Facts = f.Over(old.Facts)
-			switch {
-			case f.Board == old.Board && f.Firmware == old.Firmware:
-				m.facts = append(m.facts, f)
-			default:
-				m.image = append(m.image, f)
+			row := factRow{f, old.imageHash, old.imageChecks}
+			isNews := row.noteImage()
+			row.Facts = f.Over(old.Facts)
+			list := &m.facts
+			if row.Board != old.Board || row.Firmware != old.Firmware {
+				list = &m.image
 				m.counts.Facts(old.Board, old.Firmware, -1)
-				m.counts.Facts(f.Board, f.Firmware, 1)
+				m.counts.Facts(row.Board, row.Firmware, 1)
 			}
+			if isNews {
+				news = append(news, imageNews{f, old.ELF == "" && old.imageHash == "", list, len(*list)})
+			}
+			*list = append(*list, row)
 			checked[f.Device] = at
 		}
-		if err := m.mergeImages(ctx, tx, w.store.backend.Postgres()); err != nil {
+		if err := m.mergeImages(ctx, tx, w.store.backend.Postgres(), news); err != nil {
 			return m, err
 		}
 	}

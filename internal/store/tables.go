@@ -34,7 +34,7 @@ func (t *statement[T]) write(ctx context.Context, tx *sql.Tx, db *database.DB, r
 // indexes of every column in the statement, and Postgres updates a row in place only if no
 // indexed column changes.
 var (
-	factsColumns = slices.Concat(database.Text("device", "elf_sha256", "chip", "language", "serial"), database.Boolean("activate_v2"), database.Bigint("checked_at"))
+	factsColumns = slices.Concat(database.Text("device", "elf_sha256", "chip", "language", "serial"), database.Boolean("activate_v2"), database.Bigint("checked_at"), database.Text("image_hash"), database.Bigint("image_checks"))
 	imageColumns = slices.Concat(factsColumns, database.Text("board", "board_folded", "firmware", "firmware_key"))
 
 	sessionColumns = slices.Concat(database.Text("device"), database.Bigint("epoch", "seq"), database.Text("session", "client_id"), database.Bigint("connected_at"),
@@ -50,16 +50,14 @@ var (
 
 // statements are the writer's statements, in the order of execution.
 type statements struct {
-	facts statement[devices.Check] // of a device whose board and firmware are stored already
-	image statement[devices.Check]
-	// imageState and images are of checks that say something new of the image or the hardware.
-	imageState statement[imageState]
-	images     statement[imageRow]
-	session    statement[presenceRow] // of a device that stays online at the same node with the same tools
-	presence   statement[presenceRow]
-	seen       statement[presenceRow] // last_seen alone
-	catalogs   statement[devices.CatalogText]
-	history    statement[historyRow]
+	facts    statement[factRow] // of a device whose board and firmware are stored already
+	image    statement[factRow]
+	images   statement[imageRow]    // of checks that say something new of the image or the hardware
+	session  statement[presenceRow] // of a device that stays online at the same node with the same tools
+	presence statement[presenceRow]
+	seen     statement[presenceRow] // last_seen alone
+	catalogs statement[devices.CatalogText]
+	history  statement[historyRow]
 }
 
 // presenceRow is a row of presence as written.
@@ -71,26 +69,23 @@ type presenceRow struct {
 
 // newStatements returns the statements; now is the time of use of a new list.
 func newStatements(now func() time.Time) *statements {
-	facts := func(f *devices.Check) []any {
-		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, clock.Micros(f.CheckedAt)}
+	facts := func(f *factRow) []any {
+		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, clock.Micros(f.CheckedAt), f.imageHash, f.imageChecks}
 	}
 	session := func(p *presenceRow) []any {
 		return []any{string(p.Device), int64(p.Epoch), p.Seq, p.Session, p.ClientID, clock.Micros(p.ConnectedAt),
 			string(p.MCP), p.MCPError, p.Partial, int64(p.Tools), p.Generation}
 	}
 	byDevice := func(a, b presenceRow) int { return cmp.Compare(a.Device, b.Device) }
-	imageState, images := newImageStatements()
-	return &statements{imageState: imageState, images: images,
-		facts: statement[devices.Check]{
-			Rows: database.Rows{Table: "devices", Columns: factsColumns, Keys: 1}, values: facts,
-			compare: func(a, b devices.Check) int { return cmp.Compare(a.Device, b.Device) },
-		},
-		image: statement[devices.Check]{
+	factsByDevice := func(a, b factRow) int { return cmp.Compare(a.Device, b.Device) }
+	return &statements{images: newImageStatement(),
+		facts: statement[factRow]{Rows: database.Rows{Table: "devices", Columns: factsColumns, Keys: 1}, values: facts, compare: factsByDevice},
+		image: statement[factRow]{
 			Rows: database.Rows{Table: "devices", Columns: imageColumns, Keys: 1},
-			values: func(f *devices.Check) []any {
+			values: func(f *factRow) []any {
 				return append(facts(f), f.Board, strings.ToLower(f.Board), f.Firmware, versionKey(f.Firmware))
 			},
-			compare: func(a, b devices.Check) int { return cmp.Compare(a.Device, b.Device) },
+			compare: factsByDevice,
 		},
 		session: statement[presenceRow]{
 			Rows: database.Rows{Table: "presence", Columns: sessionColumns, Keys: 1}, values: session, compare: byDevice,

@@ -222,7 +222,7 @@ func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.Cat
 	for _, s := range []struct {
 		rows *database.Rows
 		n    int
-	}{{&t.facts.Rows, len(g.facts)}, {&t.image.Rows, len(g.facts)}, {&t.imageState.Rows, len(g.facts)}, {&t.images.Rows, len(g.facts)}, {&t.seen.Rows, len(g.facts)}, {&t.session.Rows, len(g.presence)}, {&t.presence.Rows, len(g.presence)},
+	}{{&t.facts.Rows, len(g.facts)}, {&t.image.Rows, len(g.facts)}, {&t.images.Rows, len(g.facts)}, {&t.seen.Rows, len(g.facts)}, {&t.session.Rows, len(g.presence)}, {&t.presence.Rows, len(g.presence)},
 		{&t.catalogs.Rows, len(lists)}, {&t.history.Rows, len(g.history)}} {
 		if err := s.rows.Prepare(ctx, w.store.backend, s.n); err != nil {
 			return err
