@@ -132,6 +132,7 @@ type Caller struct {
 	Grant   bool   `json:"grant,omitempty"`  // Through is a grant
 	Narrow  bool   `json:"narrow,omitempty"` // Through has fewer rights than its parent, as every grant
 
+	owner   string // of what it creates, if it acts for an owner
 	wire    []byte // as written by AppendPrincipal
 	refusal string // of a device that Devices does not select
 }

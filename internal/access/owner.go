@@ -6,16 +6,18 @@ import (
 	"time"
 )
 
-// Owner names the caller as the owner of the jobs that it creates: by its key, and behind a slash by the child with fewer rights through
-// which it acts.
+// Owner returns the owner of what the caller creates: the id of its key, then a slash and the id of the child if that has fewer rights.
 func (b Principal) Owner() string {
-	if b.Caller != nil && b.Caller.Narrow {
-		return b.Caller.Key + "/" + b.Caller.Through
+	switch {
+	case b.Caller == nil || !b.Caller.Narrow && b.Caller.owner == "":
+		return b.Key()
+	case b.Caller.owner != "":
+		return b.Caller.owner
 	}
-	return b.Key()
+	return b.Caller.Key + "/" + b.Caller.Through
 }
 
-// Self is the owner whose jobs are the caller's own, with those of its children. The jobs of its key are not those of a grant.
+// Self returns the owner whose jobs, with those of its children, are the caller's own. A grant does not own the jobs of its key.
 func (b Principal) Self() string {
 	if b.Caller != nil && b.Caller.Grant {
 		return b.Owner()
@@ -28,7 +30,7 @@ func (b Principal) Owns(owner string) bool {
 	return owner == b.Self() || strings.HasPrefix(owner, b.Self()+"/")
 }
 
-// Acting returns the caller as whom the jobs of an owner act: with the rights of a child, and until the key itself ends. open is whether
+// Acting returns the caller for the jobs of an owner. A child keeps its rights after its own end; the key's end ends both. open says that
 // requests need no key. The error is ErrToken for a key or a child that this node does not know, or not yet.
 func (r *Registry) Acting(owner string, open bool, now time.Time) (*Caller, error) {
 	key, child, _ := strings.Cut(owner, "/")
@@ -54,10 +56,13 @@ func (r *Registry) Acting(owner string, open bool, now time.Time) (*Caller, erro
 	if child == "" {
 		return h.caller, nil
 	}
-	return NewCaller(h.caller.Key, h.caller.Name, h.caller.Scopes, h.caller.Devices, h.caller.Tools), nil
+	acting := NewCaller(h.caller.Key, h.caller.Name, h.caller.Scopes, h.caller.Devices, h.caller.Tools)
+	acting.owner = owner
+	return acting, nil
 }
 
-func keyOf(owner string) string {
+// KeyOf returns the key of an owner.
+func KeyOf(owner string) string {
 	key, _, _ := strings.Cut(owner, "/")
 	return key
 }

@@ -11,7 +11,7 @@ type Holder struct {
 // Holder returns what the shares need to know of an owner, by its key or one of the constants such as KeyAdmin. A key that
 // this node does not know yet counts as a valid one without the scope admin.
 func (r *Registry) Holder(owner string, now time.Time) Holder {
-	key := keyOf(owner)
+	key := KeyOf(owner)
 	switch key {
 	case KeyAdmin, KeyOpen, KeyFleet:
 		return Holder{Admin: true}
@@ -34,7 +34,7 @@ func (r *Registry) Holder(owner string, now time.Time) Holder {
 func Share(limit int64, held map[string]int64, owner string, of func(owner string) Holder) int64 {
 	free, shared, own := limit, 3*limit/4, int64(0)
 	for other, n := range held {
-		if keyOf(other) == keyOf(owner) {
+		if KeyOf(other) == KeyOf(owner) {
 			own += n
 		}
 		switch h := of(other); {

@@ -86,7 +86,7 @@ type DeviceFirmware struct {
 	History  []DeviceImage    `json:"history" nullable:"false" doc:"The images that it had, newest first, at most 20."`
 	Check    *FirmwareVerdict `json:"check,omitempty" doc:"With image, whether it could get that."`
 	Bar      string           `json:"bar" doc:"It says why the device gets no firmware for now. It is empty if it may."`
-	Last     *Task            `json:"last,omitempty" doc:"The firmware task that runs on the device, else the one that waits first, else of those that had begun the one that ended last."`
+	Last     *Task            `json:"last,omitempty" doc:"The firmware task that runs on the device, else the one that waits first, else the one that ended last, if it had begun."`
 }
 
 // DeviceFacts are what a device said of its hardware and its image at its last OTA check.

@@ -71,7 +71,7 @@ func (k EventKind) OfWebhook() (token string, ok bool) {
 // WebhookEvent returns the kind of webhooks that has this last token of its subject.
 func WebhookEvent(token string) EventKind { return EventKind(webhookPrefix + token) }
 
-// HasOwner reports whether the events of a kind are about a job or a task of one, and have the id of the key that created it.
+// HasOwner reports whether the events of a kind are about a job or a task of one, and have its owner.
 func (k EventKind) HasOwner() bool { return k.OfJob() || k == EventTask }
 
 // JobToken returns the last token of the subject of a kind with HasOwner.

@@ -225,6 +225,8 @@ type Identity struct {
 	// again, since they may have been revoked while the connection was opened.
 	Verified   bool
 	Generation int64
+	// OfClient means that they are credentials of ClientID, and not of whichever client is admitted.
+	OfClient bool
 }
 
 // View is the complete state of a device.

@@ -17,7 +17,7 @@ type StreamEvent struct {
 	Kind   EventKind
 	Device ID              // empty for kinds of jobs
 	Job    string          // id of the job, of kinds with HasOwner
-	Owner  string          // of kinds with HasOwner and of webhooks: access.Principal.Owner of the job, or the key that created the webhook
+	Owner  string          // of kinds with HasOwner and of webhooks: access.Principal.Owner of who created the job or webhook
 	Data   json.RawMessage // the payload as published
 	Gap    bool            // events after the requested position were deleted; Data has the range
 }

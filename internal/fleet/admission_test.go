@@ -90,7 +90,7 @@ func TestWithoutClientID(t *testing.T) {
 			t.Error("its credentials are not valid")
 		}
 		conn := &pipe{script: devicetest.NewScript()}
-		if _, err := s.Accept(devices.Identity{Device: id, Transport: devices.TransportMQTT, Verified: true}, conn); err != nil {
+		if _, err := s.Accept(devices.Identity{Device: id, Transport: devices.TransportMQTT, Verified: true, OfClient: true}, conn); err != nil {
 			t.Fatal(err)
 		}
 		if w := check(t, s, "c1"); !w.Admitted {

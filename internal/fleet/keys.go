@@ -37,13 +37,13 @@ func (s *Service) PermitCatalog(ctx context.Context, principal access.Principal,
 }
 
 // PermitEvent returns an error if the caller may not see a stored event: one of a device as of
-// Permit. Events of webhooks are for the key that created the webhook, and for administrators. A key that is limited to devices or tools sees events of its own jobs and their tasks alone. What the caller may not read of
+// Permit. Events of webhooks are for the key that created the webhook, and for administrators. A caller that is limited to devices or tools sees events of its own jobs and their tasks alone, and of those of its children. What the caller may not read of
 // the event is taken out of it: the question of a photo without the scope of photos.
 func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e *devices.StreamEvent) error {
 	if e.Kind.HasOwner() && principal.Caller.OwnJobsOnly() && !principal.Owns(e.Owner) {
-		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "another key created the job"})
+		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "the job is not one of this key or grant"})
 	}
-	if _, ok := e.Kind.OfWebhook(); ok && e.Owner != principal.Key() && !principal.Caller.Scopes.Has(access.ScopeAdmin) {
+	if _, ok := e.Kind.OfWebhook(); ok && !principal.Owns(e.Owner) && !principal.Caller.Scopes.Has(access.ScopeAdmin) {
 		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "another key created the webhook"})
 	}
 	if err := s.Permit(ctx, principal, access.ScopeEvents, e.Device); err != nil {

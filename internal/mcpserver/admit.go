@@ -227,15 +227,14 @@ func (s *Server) challenge(r *http.Request) string {
 
 // metadataOf is the parameter of a challenge that leads to the metadata of the resource of a request.
 func (s *Server) metadataOf(r *http.Request) string {
-	resource, _ := ResourceOf(r.URL.Path)
-	return `resource_metadata="` + s.origin(r) + PathMetadata + resource + `"`
+	return `resource_metadata="` + s.origin(r) + PathMetadata + r.URL.Path + `"`
 }
 
-// metadata implements RFC 9728: the protected resource, how to send a token, and the authorization server if there is one.
-// Without one, operators create keys.
+// metadata implements RFC 9728: the protected resource as the client wrote it (section 3.3), how to send a token, and the authorization
+// server if there is one. Without one, operators create keys.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
-	resource, ok := ResourceOf(cmp.Or(strings.TrimPrefix(r.URL.Path, PathMetadata), PathMCP))
-	if !ok || r.Method != http.MethodGet {
+	resource := cmp.Or(strings.TrimPrefix(r.URL.Path, PathMetadata), PathMCP)
+	if _, ok := ResourceOf(resource); !ok || r.Method != http.MethodGet {
 		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return
 	}

@@ -87,7 +87,7 @@ func TestAccessTokens(t *testing.T) {
 	if got := a.header.Get("WWW-Authenticate"); strings.Contains(got, "error=") {
 		t.Errorf("challenge without a token: %s", got)
 	}
-	for path, resource := range map[string]string{PathMCP: PathMCP, PathSSE: PathSSE, PathDevices + string(lamp): PathDevices + string(lamp), PathDevices + strings.ToUpper(lamp.Token()): PathDevices + string(lamp), "": PathMCP} {
+	for path, resource := range map[string]string{PathMCP: PathMCP, PathSSE: PathSSE, PathDevices + string(lamp): PathDevices + string(lamp), PathDevices + strings.ToUpper(lamp.Token()): PathDevices + strings.ToUpper(lamp.Token()), "": PathMCP} {
 		a = f.send(t, http.MethodGet, PathMetadata+path, "", "", "Host", "localhost")
 		if !strings.Contains(a.body, `"resource":"https://fleet.example.org`+resource+`"`) || !strings.Contains(a.body, `"authorization_servers":["https://fleet.example.org"]`) || !strings.Contains(a.body, `"scopes_supported":["devices:read","tools:call"]`) {
 			t.Errorf("%s: %s", path, a.body)
@@ -99,7 +99,7 @@ func TestAccessTokens(t *testing.T) {
 		}
 	}
 	a = f.send(t, http.MethodPost, PathDevices+strings.ToUpper(lamp.Token()), "", hello)
-	if got := a.header.Get("WWW-Authenticate"); !strings.Contains(got, PathMetadata+PathDevices+string(lamp)+`"`) {
+	if got := a.header.Get("WWW-Authenticate"); !strings.Contains(got, PathMetadata+PathDevices+strings.ToUpper(lamp.Token())+`"`) {
 		t.Errorf("challenge of a device that is spelled freely: %s", got)
 	}
 }

@@ -209,7 +209,7 @@ func Handles(path string) bool {
 	return path == PathMCP || strings.HasPrefix(path, PathMCP+"/") || path == PathSSE || strings.HasPrefix(path, PathMetadata) || wantsAuthorization(path)
 }
 
-// ResourceOf returns the resource of a path, with the id of a device as the fleet writes it; other paths, which are none, stay as they are.
+// ResourceOf returns the resource of a path, with the id of a device as the fleet writes it. ok is false for any other path, which is returned unchanged.
 func ResourceOf(path string) (resource string, ok bool) {
 	if device, one := strings.CutPrefix(path, PathDevices); one {
 		if id, err := devices.ParseID(device); err == nil {

@@ -56,7 +56,7 @@ func (o Options) login(clientID, username, password string) (devices.Identity, b
 	if !admitted {
 		return who, packets.ErrRefusedNotAuthorised, errNotMember
 	}
-	who.Verified, who.Generation = true, generation
+	who.Verified, who.OfClient, who.Generation = true, true, generation
 	return who, packets.Accepted, nil
 }
 

@@ -69,8 +69,8 @@ func (s *jobsSide) mayAct(ctx context.Context, owner string, id devices.ID) *dev
 }
 
 // owner returns the caller as whom the jobs of an owner act.
-func (s *jobsSide) owner(key string) (access.Principal, bool) {
-	p, ok, err := s.runner.Load().Owner(key)
+func (s *jobsSide) owner(owner string) (access.Principal, bool) {
+	p, ok, err := s.runner.Load().Owner(owner)
 	return p, ok && err == nil
 }
 

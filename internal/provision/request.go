@@ -87,7 +87,7 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 // maxMembers is how many members the firmware's objects have at most, and some.
 const maxMembers = 64
 
-// described are the members of a body that are read: at first those of devices.Details.
+// described are the members of a body that are read. The first six are those of devices.Details.
 var described = []string{"flash_size", "chip_info", "application", "partition_table", "ota", "display", "board", "chip_model_name", "uuid", "mac_address"}
 
 // members returns the first values of the named members of an object. own reports whether the object can be what the firmware meant: no member

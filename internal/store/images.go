@@ -38,7 +38,7 @@ func hashOf(c *devices.Check) string {
 type imageNews struct {
 	devices.Check
 	first bool       // no check was stored before
-	list  *[]factRow // that has the row of the check, and where
+	list  *[]factRow // list and row locate the check's row
 	row   int
 }
 

@@ -35,7 +35,7 @@ func (m *Manager) List(ctx context.Context, by access.Principal) ([]api.Webhook,
 }
 
 func owns(by access.Principal, h *Hook) bool {
-	return by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || by.Key() == h.Owner)
+	return by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || by.Owns(h.Owner))
 }
 
 // get returns a webhook of the caller; those of others are not found.
@@ -72,7 +72,7 @@ func (m *Manager) view(h *Hook) api.Webhook {
 
 // Create creates a webhook that acts as its creator.
 func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebhook) (out api.CreatedWebhook, err error) {
-	h := Hook{ID: "wh_" + strings.ToLower(rand.Text()[:16]), Owner: by.Key(), OwnerName: by.Name(), CreatedAt: clock.Now().Truncate(time.Microsecond), Version: 1}
+	h := Hook{ID: "wh_" + strings.ToLower(rand.Text()[:16]), Owner: by.Owner(), OwnerName: by.Name(), CreatedAt: clock.Now().Truncate(time.Microsecond), Version: 1}
 	defer func() { m.opt.Fleet.NoteChange(by, "create_webhook", "", describe(&h), err) }()
 	if err := m.opt.Fleet.Permit(ctx, by, access.ScopeEvents, ""); err != nil { // it reads events
 		return out, err

@@ -192,7 +192,7 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	if !proven || !admitted {
 		return who, http.StatusUnauthorized, errors.New("invalid credentials; restart the device so that it requests new ones from the OTA URL")
 	}
-	who.Verified, who.Generation = true, generation
+	who.Verified, who.OfClient, who.Generation = true, true, generation
 	return who, 0, nil
 }
 

@@ -150,7 +150,7 @@ func (r *Registry) applyFleet(c devices.Change) {
 		if err = json.Unmarshal(c.Value, &k); err == nil {
 			r.keys[k.ID] = k
 			now := clock.Now()
-			maps.DeleteFunc(r.keys, func(_ string, k access.Key) bool { return k.IsForgotten(now) })
+			maps.DeleteFunc(r.keys, func(_ string, k access.Key) bool { return k.IsForgotten(now) && !k.Narrow && k.Grant == nil })
 		}
 	case devices.AspectPolicy:
 		var p access.Policy

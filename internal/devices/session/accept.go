@@ -129,7 +129,7 @@ func (s *Hub) install(x *Session, who devices.Identity) (old *Session, err error
 }
 
 func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Session, err error) {
-	x.entry, x.clientID, x.transport, x.verified, x.generation = e, who.ClientID, who.Transport, who.Verified, who.Generation
+	x.entry, x.clientID, x.transport, x.verified, x.ofClient, x.generation = e, who.ClientID, who.Transport, who.Verified, who.OfClient, who.Generation
 	if known := e.stored.Load().client; known == who.ClientID {
 		x.clientID = known // no second copy
 	}

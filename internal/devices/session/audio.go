@@ -20,7 +20,7 @@ type openPath = func(*speech.Conversation) (speech.AudioPath, error)
 // WebSocket, is created when something needs it, unless a voice service takes part.
 func (x *Session) OpenAudio(h hello.Device, transport string, open openPath) (hello.Server, error) {
 	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Hello: h,
-		Identity: devices.Identity{Device: x.entry.id, ClientID: x.clientID, Transport: x.transport, Verified: x.verified, Generation: x.generation}}
+		Identity: devices.Identity{Device: x.entry.id, ClientID: x.clientID, Transport: x.transport, Verified: x.verified, OfClient: x.ofClient, Generation: x.generation}}
 	if x.remote.IsValid() && x.svc.speech.HasVoice() {
 		o.Identity.Remote = x.remote.String()
 	}

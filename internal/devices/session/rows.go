@@ -10,19 +10,19 @@ import (
 )
 
 // evictOutdated ends the device's session and conversation if its credentials are no longer
-// valid, or another client is admitted now. It does not wait, since a connection may block for seconds.
+// valid. It does not wait, since a connection may block for seconds.
 func (s *Hub) evictOutdated(e *entry) {
 	x := e.session.Load()
 	status := s.registry.Status(e.id, "")
-	if x != nil && (s.outdated(x) || x.verified && s.isReplaced(e.id, x.clientID)) || !status.Known && s.registry.Ready() || status.Revoked {
+	if x != nil && s.outdated(x) || !status.Known && s.registry.Ready() || status.Revoked {
 		s.run(func() { e.evict(x) }) // not run if the node is stopping, which ends the session as well
 	}
 }
 
-// outdated reports whether the session's credentials are no longer valid, or its client is
-// refused.
+// outdated reports whether the session's credentials are no longer valid, another client is admitted in place of
+// theirs, or its client is refused.
 func (s *Hub) outdated(x *Session) bool {
-	return x.verified && !s.Accepts(x.entry.id, x.generation) || s.registry.Refused(x.entry.id).Has(x.clientID)
+	return x.verified && !s.Accepts(x.entry.id, x.generation) || x.ofClient && s.isReplaced(x.entry.id, x.clientID) || s.registry.Refused(x.entry.id).Has(x.clientID)
 }
 
 // merge combines a row of the database with the state of its entry.

@@ -54,6 +54,7 @@ type Session struct {
 	unrecorded    bool
 	unrecordedNew bool
 	verified      bool  // by credentials
+	ofClient      bool  // which are of the clientID
 	attempts      uint8 // of handshakes that failed in sequence, as far as they count for the pause
 	inFlight      int8  // calls, at most Config.CallsPerDevice
 	probing       probing

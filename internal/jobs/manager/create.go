@@ -270,7 +270,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 	detail := fmt.Sprintf("the rule %s requires a person's confirmation: repeat the same job with this confirmation within %d min; it holds for all calls of the job",
 		rules[0], int(jobs.ConfirmLifetime/time.Minute))
 	if token != "" {
-		known, err := m.Store.TakeConfirm(ctx, digestOf(token), p.Owner(), hash)
+		known, err := m.Store.TakeConfirm(ctx, digestOf(token), p.Key(), p.Owner()+" "+hash)
 		switch {
 		case err == nil && !slices.ContainsFunc(rules, func(r string) bool { return !slices.Contains(known, r) }):
 			return nil
@@ -280,7 +280,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 		detail = "the confirmation belongs to another job, was used, or has expired; " + detail
 	}
 	fresh := crand.Text()
-	if err := m.Store.Confirm(ctx, digestOf(fresh), p.Owner(), hash, rules); err != nil {
+	if err := m.Store.Confirm(ctx, digestOf(fresh), p.Key(), p.Owner()+" "+hash, rules); err != nil {
 		return err
 	}
 	return &devices.Error{Code: devices.CodeConfirmation, Detail: detail, Rule: rules[0], Confirmation: fresh}
@@ -290,7 +290,7 @@ func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, 
 // error.
 func (m *Manager) Decline(ctx context.Context, p access.Principal, action, confirmation string) error {
 	var err error = &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person did not confirm the job; nothing was created"}
-	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Owner()); no != nil {
+	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Key()); no != nil {
 		err = no
 	}
 	m.Fleet.NoteChange(p, action, "", "declined", err)

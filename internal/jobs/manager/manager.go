@@ -56,7 +56,7 @@ type Options struct {
 	// Expire ends the phases of firmware tasks whose time has passed: rollout.Service.
 	Expire func(context.Context) error
 	// Owner returns the caller as whom the jobs of an owner act; ok is false if that key has ended, or is not known yet.
-	Owner func(key string) (p access.Principal, ok bool)
+	Owner func(owner string) (p access.Principal, ok bool)
 	// Holder tells whose key the owner of a job is.
 	Holder func(key string) access.Holder
 	// TakeRestored reports, once, that the database was restored, and whether as a planned move. May be nil.

@@ -353,7 +353,7 @@ func (m *Manager) Unbar(ctx context.Context, p access.Principal, device devices.
 	return err
 }
 
-// FirmwareTask returns the firmware task that runs on a device, else the one that waits first, else of those that had begun the one that ended last; nil if there
+// FirmwareTask returns the firmware task that runs on a device, else the one that waits first, else the one that ended last, if it had begun; nil if there
 // is none that the caller may see.
 func (m *Manager) FirmwareTask(ctx context.Context, p access.Principal, device devices.ID) (*api.Task, error) {
 	open, err := m.queue(ctx, p, device, (*jobs.Job).IsRollout)

@@ -201,7 +201,7 @@ func TestActingAsAGrant(t *testing.T) {
 		}
 		who, err := m.fleet.Keys().Acting(m.stored(t, j.ID).Owner, false, time.Now())
 		// security: K21
-		if err != nil || who.Scopes != by.Caller.Scopes || who.Devices.String() != by.Caller.Devices.String() || who.Key != parent.Key() || m.fleet.Keys().Valid(who, time.Now()) != nil {
+		if err != nil || who.Scopes != by.Caller.Scopes || who.Devices.String() != by.Caller.Devices.String() || who.Key != parent.Key() || (access.Principal{Caller: who}).Owner() != by.Owner() || m.fleet.Keys().Valid(who, time.Now()) != nil {
 			t.Errorf("%+v, %v", who, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/clock"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -94,13 +95,23 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 
 // tooMany returns the oldest ended jobs of a key without admin that has more than it may.
 func (t *transaction) tooMany(ctx context.Context) ([]string, error) {
-	owners, err := database.Collect(ctx, t.tx, database.Scalar[string], `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1`, int64(jobs.MaxEndedJobs))
-	owners = slices.DeleteFunc(owners, func(owner string) bool { return t.holder(owner).Admin })
-	if err != nil || len(owners) == 0 {
+	ended, key := map[string]int64{}, ""
+	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (none struct{}, err error) {
+		var owner string
+		var n int64
+		err = scan(&owner, &n)
+		if ended[access.KeyOf(owner)] += n; ended[access.KeyOf(owner)] > jobs.MaxEndedJobs && !t.holder(owner).Admin {
+			key = access.KeyOf(owner)
+		}
+		return none, err
+	}, `SELECT owner, count(*) FROM jobs WHERE ended_at > 0 GROUP BY owner`)
+	if err != nil || key == "" {
 		return nil, err
 	}
-	return database.Collect(ctx, t.tx, database.Scalar[string], `SELECT job FROM (SELECT job, ended_at FROM jobs WHERE owner = $1 AND ended_at > 0 ORDER BY ended_at DESC, job DESC LIMIT $2 OFFSET $3) j
- ORDER BY ended_at, job LIMIT 100`, owners[0], int64(jobs.MaxOpenTasks), int64(jobs.MaxEndedJobs))
+	c := conditions{text: []string{"ended_at > 0"}}
+	c.owner("owner", key)
+	return database.Collect(ctx, t.tx, database.Scalar[string], `SELECT job FROM (SELECT job, ended_at FROM jobs`+c.where()+` ORDER BY ended_at DESC, job DESC LIMIT `+strconv.Itoa(jobs.MaxOpenTasks)+` OFFSET `+strconv.Itoa(jobs.MaxEndedJobs)+`) j
+ ORDER BY ended_at, job LIMIT 100`, c.args...)
 }
 
 // prune deletes tasks of a locked job, and the job with the last one. What stays is counted.

@@ -58,6 +58,11 @@ func (c *conditions) add(text string, args ...any) {
 	c.text = append(c.text, text)
 }
 
+// owner adds the condition that a column has an owner or one of its children.
+func (c *conditions) owner(column, owner string) {
+	c.add("("+column+" = %s OR "+column+" > %s AND "+column+" < %s)", owner, owner+"/", owner+"0") // 0 follows the slash
+}
+
 func (c *conditions) where() string {
 	if len(c.text) == 0 {
 		return ""
@@ -87,7 +92,7 @@ func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next 
 		c.add("j.action = %s", database.Clean(f.Action))
 	}
 	if f.Owner != "" {
-		c.add("(j.owner = %s OR j.owner > %s AND j.owner < %s)", f.Owner, f.Owner+"/", f.Owner+"0") // 0 follows the slash
+		c.owner("j.owner", f.Owner)
 	}
 	if f.Group != "" {
 		c.add("j.bundle = %s", database.Clean(f.Group))

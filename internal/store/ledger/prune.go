@@ -74,6 +74,9 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err err
 	return deleted, err
 }
 
+// actsForNothing is true for keys that own no open job and no webhook: what a child has created acts with its rights after its end.
+const actsForNothing = ` AND NOT EXISTS (SELECT 1 FROM jobs WHERE ended_at = 0 AND owner LIKE '%/' || api_keys.id) AND NOT EXISTS (SELECT 1 FROM webhooks WHERE owner LIKE '%/' || api_keys.id)`
+
 // pruneConsole deletes codes that nobody used, and console keys and grants some time after their end. No
 // change is written: nodes refuse what has ended, whether they have it in memory or not.
 func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
@@ -82,17 +85,17 @@ func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, clock.Micros(now.Add(-access.KeepConsoleKeys)))
+		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`+actsForNothing, clock.Micros(now.Add(-access.KeepConsoleKeys)))
 		if err != nil {
 			return err
 		}
 		// Who was revoked was not used since.
 		unused := clock.Micros(now.Add(-access.GrantIdle - access.KeepGrants))
-		grants, err := t.exec(ctx, `DELETE FROM api_keys WHERE id IN (SELECT id FROM oauth_grants WHERE used_at < $1)`, unused)
+		grants, err := t.exec(ctx, `DELETE FROM api_keys WHERE id IN (SELECT id FROM oauth_grants WHERE used_at < $1)`+actsForNothing, unused)
 		if err != nil {
 			return err
 		}
-		uses, err := t.exec(ctx, `DELETE FROM oauth_grants WHERE used_at < $1`, unused)
+		uses, err := t.exec(ctx, `DELETE FROM oauth_grants WHERE used_at < $1 AND id NOT IN (SELECT id FROM api_keys)`, unused)
 		if err == nil && codes+keys+grants+uses == 0 {
 			return database.Rule(nil)
 		}

@@ -728,10 +728,15 @@ func testConsoleCodes(t *testing.T, db Database) {
 	if _, err := l.SaveKey(t.Context(), "test", "console", child); err != nil {
 		t.Fatal(err)
 	}
-	for _, tc := range []struct {
+	// The webhook acts with the rights of the child.
+	db.Exec(t, `INSERT INTO webhooks VALUES ('wh_1', 'abcdefgh/consolek', '', '', '[]', '', 0, '', 0, 1, '', '', 0, 0, 0, '', '', 0, 0)`)
+	for i, tc := range []struct {
 		at          time.Time
 		codes, keys int64
-	}{{start.Add(time.Minute), 1, 2}, {child.Expires.Add(access.KeepConsoleKeys), 0, 2}, {child.Expires.Add(access.KeepConsoleKeys + 2*ledger.PruneEvery), 0, 1}} {
+	}{{start.Add(time.Minute), 1, 2}, {child.Expires.Add(access.KeepConsoleKeys), 0, 2}, {child.Expires.Add(access.KeepConsoleKeys + 2*ledger.PruneEvery), 0, 2}, {child.Expires.Add(access.KeepConsoleKeys + 4*ledger.PruneEvery), 0, 1}} {
+		if i == 3 {
+			db.Exec(t, `DELETE FROM webhooks`)
+		}
 		if _, err := l.Prune(t.Context(), tc.at); err != nil {
 			t.Fatal(err)
 		}
