@@ -88,7 +88,7 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 			isNews := row.noteImage()
 			row.Facts = f.Over(old.Facts)
 			list := &m.facts
-			if row.Board != old.Board || row.Firmware != old.Firmware {
+			if row.Board != old.Board || row.Firmware != old.Firmware || row.imageHash != old.imageHash || row.imageChecks != old.imageChecks {
 				list = &m.image
 				m.counts.Facts(old.Board, old.Firmware, -1)
 				m.counts.Facts(row.Board, row.Firmware, 1)

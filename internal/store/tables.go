@@ -34,8 +34,8 @@ func (t *statement[T]) write(ctx context.Context, tx *sql.Tx, db *database.DB, r
 // indexes of every column in the statement, and Postgres updates a row in place only if no
 // indexed column changes.
 var (
-	factsColumns = slices.Concat(database.Text("device", "elf_sha256", "chip", "language", "serial"), database.Boolean("activate_v2"), database.Bigint("checked_at"), database.Text("image_hash"), database.Bigint("image_checks"))
-	imageColumns = slices.Concat(factsColumns, database.Text("board", "board_folded", "firmware", "firmware_key"))
+	factsColumns = slices.Concat(database.Text("device", "elf_sha256", "chip", "language", "serial"), database.Boolean("activate_v2"), database.Bigint("checked_at"))
+	imageColumns = slices.Concat(factsColumns, database.Text("board", "board_folded", "firmware", "firmware_key", "image_hash"), database.Bigint("image_checks"))
 
 	sessionColumns = slices.Concat(database.Text("device"), database.Bigint("epoch", "seq"), database.Text("session", "client_id"), database.Bigint("connected_at"),
 		database.Text("mcp_state", "mcp_error"), database.Boolean("catalog_partial"), database.Bigint("tool_count"),
@@ -50,7 +50,7 @@ var (
 
 // statements are the writer's statements, in the order of execution.
 type statements struct {
-	facts    statement[factRow] // of a device whose board and firmware are stored already
+	facts    statement[factRow] // of a device whose board, firmware and image are stored already
 	image    statement[factRow]
 	images   statement[imageRow]    // of checks that say something new of the image or the hardware
 	session  statement[presenceRow] // of a device that stays online at the same node with the same tools
@@ -70,7 +70,7 @@ type presenceRow struct {
 // newStatements returns the statements; now is the time of use of a new list.
 func newStatements(now func() time.Time) *statements {
 	facts := func(f *factRow) []any {
-		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, clock.Micros(f.CheckedAt), f.imageHash, f.imageChecks}
+		return []any{string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, clock.Micros(f.CheckedAt)}
 	}
 	session := func(p *presenceRow) []any {
 		return []any{string(p.Device), int64(p.Epoch), p.Seq, p.Session, p.ClientID, clock.Micros(p.ConnectedAt),
@@ -83,7 +83,7 @@ func newStatements(now func() time.Time) *statements {
 		image: statement[factRow]{
 			Rows: database.Rows{Table: "devices", Columns: imageColumns, Keys: 1},
 			values: func(f *factRow) []any {
-				return append(facts(f), f.Board, strings.ToLower(f.Board), f.Firmware, versionKey(f.Firmware))
+				return append(facts(f), f.Board, strings.ToLower(f.Board), f.Firmware, versionKey(f.Firmware), f.imageHash, f.imageChecks)
 			},
 			compare: factsByDevice,
 		},
