@@ -29,8 +29,7 @@ const Question = "records"
 
 // Limits of one answer.
 const (
-	maxSteps    = 200 // of one node, that rules look at
-	maxCalls    = 100
+	maxSteps    = 200  // of one node, that rules look at
 	maxOthers   = 50   // of those, besides, that proved nothing
 	maxRecords  = 1000 // of one page of a device log
 	eventTime   = 24 * time.Hour

@@ -112,9 +112,6 @@ func (o Options) voice(stats *Stats) *voice {
 // Stats returns the counters.
 func (f *Front) Stats() *Stats { return &f.stats }
 
-// ConnectTime returns the histogram of the time from accept to CONNACK.
-func (f *Front) ConnectTime() *counters.Histogram { return &f.connectTime }
-
 // Serve accepts connections until l is closed. It may be called for several listeners.
 func (f *Front) Serve(l net.Listener) {
 	var warned time.Time

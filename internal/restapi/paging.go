@@ -15,10 +15,9 @@ import (
 
 // Bounds of a page.
 const (
-	DefaultLimit = 100 // items
-	MaxLimit     = 1000
-	pageBytes    = 1 << 20 // of the items as JSON; one item alone may be larger
-	pieceLimit   = 100     // items that are in memory before their size is known
+	MaxLimit   = 1000    // items
+	pageBytes  = 1 << 20 // of the items as JSON; one item alone may be larger
+	pieceLimit = 100     // items that are in memory before their size is known
 )
 
 // Page are the parameters of a list.
