@@ -169,7 +169,9 @@ func (r *Runner) Totals() Totals {
 
 // Owner returns the caller as whom the jobs of an owner act. ok is false if this node does not have its key yet; the error says that
 // the key has ended.
-func (r *Runner) Owner(owner string) (p access.Principal, ok bool, err error) { return r.principal(owner) }
+func (r *Runner) Owner(owner string) (p access.Principal, ok bool, err error) {
+	return r.principal(owner)
+}
 
 // Rolling reports whether there are firmware jobs with open tasks, as far as this node knows.
 func (r *Runner) Rolling() bool { return r.rolling.Load() }
