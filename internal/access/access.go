@@ -132,7 +132,7 @@ type Caller struct {
 	Grant   bool   `json:"grant,omitempty"`  // Through is a grant
 	Narrow  bool   `json:"narrow,omitempty"` // Through has fewer rights than its parent, as every grant
 
-	owner   string // of what it creates, if it acts for an owner
+	owner   string // of what it creates; empty: its key
 	wire    []byte // as written by AppendPrincipal
 	refusal string // of a device that Devices does not select
 }
@@ -155,6 +155,9 @@ func NewCaller(key, name string, scopes Scopes, devices selector.Selector, tools
 
 // derive computes what is needed often.
 func (c *Caller) derive() {
+	if c.Narrow {
+		c.owner = c.Key + "/" + c.Through
+	}
 	c.wire = c.encode()
 	c.refusal = fmt.Sprintf("the key %q covers only devices with %s", c.Name, c.Devices)
 }

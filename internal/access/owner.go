@@ -8,13 +8,10 @@ import (
 
 // Owner returns the owner of what the caller creates: the id of its key, then a slash and the id of the child if that has fewer rights.
 func (b Principal) Owner() string {
-	switch {
-	case b.Caller == nil || !b.Caller.Narrow && b.Caller.owner == "":
-		return b.Key()
-	case b.Caller.owner != "":
-		return b.Caller.owner
+	if b.Caller == nil {
+		return ""
 	}
-	return b.Caller.Key + "/" + b.Caller.Through
+	return cmp.Or(b.Caller.owner, b.Caller.Key)
 }
 
 // Self returns the owner whose jobs, with those of its children, are the caller's own. A grant does not own the jobs of its key.

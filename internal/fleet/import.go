@@ -120,7 +120,7 @@ func (s *Service) importDecisions(principal access.Principal, rows []ImportRow, 
 			}
 			switch {
 			case full && !m.Known():
-				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has reached --members-limit; forget devices or raise the limit"}
+				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: registry.DetailFull}
 			case status.Revoked && m.Known() && m.Admission != devices.AdmissionRevoked:
 				return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not written to the database yet; import the device again later"}
 			}

@@ -110,7 +110,7 @@ func unavailable(err error) error {
 func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, offered devices.Transport) error {
 	if s := r.Status(id, clientID); !s.Known && r.Members() >= r.opt.Limit {
 		r.Stats.FullJoins.Add(1)
-		return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: detailFull}
+		return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: DetailFull}
 	}
 	ctx, cancel := context.WithTimeout(ctx, JoinLimit)
 	defer cancel()
@@ -127,7 +127,8 @@ func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, off
 	return err
 }
 
-const detailFull = "the fleet has reached --members-limit; forget devices or raise the limit"
+// DetailFull is the detail of errors that refuse a member above the limit.
+const DetailFull = "the fleet has reached --members-limit; forget devices or raise the limit"
 
 func join(m *devices.Member, clientID string, offered devices.Transport) error {
 	switch {
@@ -179,7 +180,7 @@ func (r *Registry) Approve(ctx context.Context, who string, id devices.ID, clien
 			}
 		}
 		if !m.Known() && r.Members() >= r.opt.Limit {
-			return devices.Errorf(devices.CodeLimitReached, detailFull)
+			return devices.Errorf(devices.CodeLimitReached, DetailFull)
 		}
 		replaced := m.ClientID != "" && clientID != "" && clientID != m.ClientID
 		m.Admit(clientID)
